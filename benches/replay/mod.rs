@@ -1,0 +1,157 @@
+//! Times launches by replaying them from one CUDA graph, with candle's allocations taken out.
+//!
+//! Back to back inside a graph the launches overlap their start-up, and no host call sits between them: what is left is
+//! the device's time. A candle operator allocates its output, so a capture of it holds an allocation node before every
+//! kernel. [`Replay::capture`] runs that graph once (which makes the outputs exist), then builds a second graph of the
+//! kernels, copies and fills alone, on the same addresses. An operator that frees scratch memory cannot be replayed so:
+//! it is timed with its allocations, and [`Replay::method`] says it.
+
+use anyhow::{bail, ensure, Context, Result};
+use candle_core::{CudaDevice, Tensor};
+use cudarc::driver::{result, sys, CudaGraph, CudaStream};
+use std::{mem::MaybeUninit, ptr, sync::Arc};
+
+/// A graph of the launches, and the outputs it writes.
+pub struct Replay {
+    stream: Arc<CudaStream>,
+    /// Owns the kernels' argument blocks and the memory behind `outputs`.
+    captured: CudaGraph,
+    bare: Option<(sys::CUgraph, sys::CUgraphExec)>,
+    outputs: Vec<Tensor>,
+}
+
+impl Replay {
+    /// Captures `launch(0) .. launch(n - 1)`, which must have run before (modules load at a first call).
+    pub fn capture(
+        device: &CudaDevice,
+        n: usize,
+        launch: &dyn Fn(usize) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let stream = device.cuda_stream();
+        stream.synchronize()?;
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let outputs = (0..n).map(launch).collect::<Result<Vec<_>>>();
+        // Ended before the error is looked at: a stream left in capture takes every later cell down with it.
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let captured = stream.end_capture(flags);
+        let outputs = outputs.context("while capturing")?;
+        let captured = captured?.context("nothing was captured")?;
+        captured.launch()?;
+        stream.synchronize()?;
+        let bare = unsafe { without_allocations(&captured, &stream) }?;
+        let replay = Self {
+            stream,
+            captured,
+            bare,
+            outputs,
+        };
+        replay.seconds()?;
+        Ok(replay)
+    }
+
+    /// Seconds that one replay takes, by events around it.
+    pub fn seconds(&self) -> Result<f64> {
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let exec = self.bare.map_or(self.captured.cu_graph_exec(), |b| b.1);
+        let start = self.stream.record_event(timed)?;
+        unsafe { result::graph::launch(exec, self.stream.cu_stream()) }?;
+        let end = self.stream.record_event(timed)?;
+        Ok(start.elapsed_ms(&end)? as f64 * 1e-3)
+    }
+
+    /// The median of as many replays as fit `budget` seconds, but 5 to 60, over the number of launches.
+    pub fn seconds_a_launch(&self, budget: f64) -> Result<f64> {
+        let reps = (budget / self.seconds()?.max(1e-6)).clamp(5., 60.) as usize;
+        let mut times = (0..reps)
+            .map(|_| self.seconds())
+            .collect::<Result<Vec<_>>>()?;
+        times.sort_by(f64::total_cmp);
+        Ok(times[reps / 2] / self.outputs.len() as f64)
+    }
+
+    /// What was timed, for the report.
+    pub fn method(&self) -> &'static str {
+        match self.bare {
+            Some(_) => "graph",
+            None => "graph with allocations",
+        }
+    }
+
+    /// The output of the last launch.
+    pub fn last(&self) -> &Tensor {
+        &self.outputs[self.outputs.len() - 1]
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        // An error here has no one to go to, and the process is a benchmark.
+        unsafe {
+            if let Some((graph, exec)) = self.bare.take() {
+                let _ = result::graph::exec_destroy(exec);
+                let _ = result::graph::destroy(graph);
+            }
+            self.outputs.clear();
+            let _ = self.stream.synchronize();
+            let _ = sys::cuDeviceGraphMemTrim(self.stream.context().cu_device());
+        }
+    }
+}
+
+/// A copy of `captured`, which has been launched once, less its allocation nodes, as one chain; none if it frees memory.
+unsafe fn without_allocations(
+    captured: &CudaGraph,
+    stream: &CudaStream,
+) -> Result<Option<(sys::CUgraph, sys::CUgraphExec)>> {
+    use sys::CUgraphNodeType::*;
+    let ctx = stream.context().cu_ctx();
+    let mut count = 0;
+    sys::cuGraphGetNodes(captured.cu_graph(), ptr::null_mut(), &mut count).result()?;
+    let mut nodes = vec![ptr::null_mut(); count];
+    sys::cuGraphGetNodes(captured.cu_graph(), nodes.as_mut_ptr(), &mut count).result()?;
+    let mut graph = ptr::null_mut();
+    sys::cuGraphCreate(&mut graph, 0).result()?;
+    // Nodes come in the order of their capture, which is the stream's.
+    let mut previous: Option<sys::CUgraphNode> = None;
+    for node in nodes {
+        let mut kind = MaybeUninit::uninit();
+        sys::cuGraphNodeGetType(node, kind.as_mut_ptr()).result()?;
+        let (after, count) = previous
+            .as_ref()
+            .map_or((ptr::null(), 0), |p| (p as *const _, 1));
+        let mut new = ptr::null_mut();
+        match kind.assume_init() {
+            CU_GRAPH_NODE_TYPE_MEM_ALLOC => continue,
+            CU_GRAPH_NODE_TYPE_MEM_FREE => {
+                result::graph::destroy(graph)?;
+                return Ok(None);
+            }
+            CU_GRAPH_NODE_TYPE_KERNEL => {
+                let mut p = MaybeUninit::uninit();
+                sys::cuGraphKernelNodeGetParams_v2(node, p.as_mut_ptr()).result()?;
+                sys::cuGraphAddKernelNode_v2(&mut new, graph, after, count, p.as_ptr()).result()?;
+                sys::cuGraphKernelNodeCopyAttributes(new, node).result()?;
+            }
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                let mut p = MaybeUninit::uninit();
+                sys::cuGraphMemcpyNodeGetParams(node, p.as_mut_ptr()).result()?;
+                sys::cuGraphAddMemcpyNode(&mut new, graph, after, count, p.as_ptr(), ctx)
+                    .result()?;
+            }
+            CU_GRAPH_NODE_TYPE_MEMSET => {
+                let mut p = MaybeUninit::uninit();
+                sys::cuGraphMemsetNodeGetParams(node, p.as_mut_ptr()).result()?;
+                sys::cuGraphAddMemsetNode(&mut new, graph, after, count, p.as_ptr(), ctx)
+                    .result()?;
+            }
+            other => bail!("unexpected node in the capture: {other:?}"),
+        }
+        previous = Some(new);
+    }
+    ensure!(
+        previous.is_some(),
+        "the capture holds no kernel, copy or fill"
+    );
+    let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0))?;
+    Ok(Some((graph, exec)))
+}
