@@ -1,0 +1,7 @@
+//! The operators as candle sees them: thin dispatch from storage to an executor.
+
+mod dispatch;
+mod softmax;
+mod softmax_backward;
+
+pub use softmax::{softmax, softmax_last_dim, OnlineSoftmax};

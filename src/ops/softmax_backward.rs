@@ -1,0 +1,83 @@
+//! The gradient of softmax: one fused operator over y and its incoming gradient.
+
+use super::dispatch::{inner_len, map_float, metal_unsupported};
+use crate::cpu::{map_rows, softmax_backward_row};
+use crate::rows::RowSpace;
+use candle_core::backend::BackendStorage;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor};
+
+const NAME: &str = "online-softmax-backward";
+
+/// dx = y·(g - Σ g·y) over `dim`, from y = softmax(x) and g, the gradient of y.
+///
+/// Reads both in any layout, writes a contiguous dx. Being an operator of its own it has a gradient
+/// too, so second derivatives are right where candle asks for them.
+pub(super) struct SoftmaxBackward {
+    pub(super) dim: usize,
+}
+
+impl CustomOp2 for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        y: &CpuStorage,
+        y_layout: &Layout,
+        g: &CpuStorage,
+        g_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let space = RowSpace::new(NAME, [y_layout, g_layout], self.dim)?;
+        let inner = inner_len(y_layout, self.dim);
+        let dx = map_float!(NAME, y, g, (y, g) => map_rows(&space, [y, g], inner, |[y, g]| {
+            softmax_backward_row(y, g)
+        })?);
+        Ok((dx, y_layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        y: &CudaStorage,
+        y_layout: &Layout,
+        g: &CudaStorage,
+        g_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let dx = crate::cuda::softmax_backward(y, y_layout, g, g_layout, self.dim)?;
+        Ok((dx, y_layout.shape().clone()))
+    }
+
+    fn metal_fwd(
+        &self,
+        _: &MetalStorage,
+        _: &Layout,
+        _: &MetalStorage,
+        _: &Layout,
+    ) -> Result<(MetalStorage, Shape)> {
+        metal_unsupported(NAME)
+    }
+
+    /// With h the gradient of dx, s = Σ g·y and t = Σ h·y: the gradient of g is y·(h - t), the same
+    /// operator; that of y is h·(g - s) - g·t.
+    fn bwd(
+        &self,
+        y: &Tensor,
+        g: &Tensor,
+        _dx: &Tensor,
+        h: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let over = |a: &Tensor| -> Result<Tensor> {
+            match a.rank() {
+                0 => Ok(a.clone()),
+                _ => a.sum_keepdim(self.dim),
+            }
+        };
+        let (s, t) = (over(&(g * y)?)?, over(&(h * y)?)?);
+        let grad_y = ((h * g.broadcast_sub(&s)?)? - g.broadcast_mul(&t)?)?;
+        let grad_g = y.apply_op2(h, SoftmaxBackward { dim: self.dim })?;
+        Ok((Some(grad_y), Some(grad_g)))
+    }
+}

@@ -1,0 +1,428 @@
+//! Launch plans: which kernel a row gets, decided here as plain data and tested without a GPU.
+//!
+//! A plan depends on the columns, dtype, access and device, never on the number of rows: a row's
+//! bits must not depend on what is beside it (batch invariance). Kernels never choose anything.
+//!
+//! Vector `v` of a row (its 16 bytes of columns, contiguous in memory or not) always belongs to thread
+//! `v % threads` as that thread's vector `v / threads`. The three ways to access memory ([`Access`])
+//! keep this ownership, so they give the same bits.
+
+use candle_core::DType;
+
+/// The float types the kernels take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum FloatType {
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl FloatType {
+    /// The float type of `dtype`, or none for integers and for formats below 16 bits.
+    pub fn from_dtype(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::F16 => Some(Self::F16),
+            DType::BF16 => Some(Self::BF16),
+            DType::F32 => Some(Self::F32),
+            DType::F64 => Some(Self::F64),
+            _ => None,
+        }
+    }
+
+    /// Name as kernels spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
+
+    /// Elements in one 16-byte vector.
+    pub fn vector_len(self) -> usize {
+        16 / self.size()
+    }
+}
+
+/// What is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RowOp {
+    /// y = softmax(x): one operand read, one written.
+    Softmax,
+    /// dx = y·(g - Σ g·y): two operands read, one written.
+    SoftmaxBackward,
+}
+
+impl RowOp {
+    /// Name as kernels spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax",
+            Self::SoftmaxBackward => "softmax_backward",
+        }
+    }
+}
+
+/// How rows lie in memory, worst operand first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Every row of every operand starts on a 16-byte boundary: plain 16-byte accesses.
+    Aligned,
+    /// Columns side by side, rows start anywhere: 16-byte accesses put together from two aligned ones.
+    Unaligned,
+    /// Columns apart: one element an access.
+    Strided,
+}
+
+impl Access {
+    /// Name as kernels spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aligned => "aligned",
+            Self::Unaligned => "unaligned",
+            Self::Strided => "strided",
+        }
+    }
+}
+
+/// Who owns a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// A warp, or an even part of one, a row; the row stays in registers.
+    Warp,
+    /// A block a row; the row stays in registers.
+    Block,
+    /// A block a row of any length, read twice (once for m and d, once to normalise).
+    Stream,
+}
+
+impl Family {
+    /// Name as kernels spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Warp => "warp",
+            Self::Block => "block",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+/// What a plan needs to know of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Most threads a block may have (1024 on every CUDA device since 2010).
+    pub max_threads_per_block: usize,
+    /// Largest grid.x (2^31 - 1 likewise).
+    pub max_grid_x: usize,
+}
+
+/// A kernel and the shape of its blocks; how many blocks follows from the number of rows.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct LaunchPlan {
+    /// What is computed.
+    pub op: RowOp,
+    /// Element type.
+    pub dtype: FloatType,
+    /// Who owns a row.
+    pub family: Family,
+    /// How rows are read and written.
+    pub access: Access,
+    /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] the
+    /// vectors it reads before it uses the first.
+    pub vectors: usize,
+    /// Threads that share one row.
+    pub threads_per_row: usize,
+    /// Rows that one block takes at a time.
+    pub rows_per_block: usize,
+}
+
+impl LaunchPlan {
+    /// Threads of a block.
+    pub fn block(&self) -> usize {
+        self.threads_per_row * self.rows_per_block
+    }
+
+    /// Blocks for `rows` rows; a block takes more than one turn past the grid's limit.
+    pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> usize {
+        rows.div_ceil(self.rows_per_block).min(limits.max_grid_x)
+    }
+
+    /// The kernel's symbol, `family_op_dtype_access_vectors`.
+    pub fn kernel_name(&self) -> String {
+        let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
+        format!(
+            "{family}_{op}_{dtype}_{}_{}",
+            self.access.name(),
+            self.vectors
+        )
+    }
+}
+
+/// Threads of a block in the warp family: 4 warps, so that a block's end idles at most 3 of them.
+const WARP_BLOCK: usize = 128;
+/// Vectors a thread reads ahead in the stream family: 64 bytes in flight a thread.
+const STREAM_VECTORS: usize = 4;
+
+/// The vectors a thread may keep, by family: one compiled kernel for each number.
+struct Variants {
+    warp: &'static [usize],
+    /// Each with the most threads a block takes before the next variant is used.
+    block: &'static [(usize, usize)],
+}
+
+/// Register budget: 32 values a thread in the compute type for the forward pass (64 registers are
+/// what 1024 threads leave each), and y and g in their own type, 32 registers, for the backward pass.
+fn variants(op: RowOp, dtype: FloatType) -> Variants {
+    match (op, dtype) {
+        (RowOp::Softmax, FloatType::F16 | FloatType::BF16) => Variants {
+            warp: &[1, 2, 4],
+            block: &[(2, 512), (4, 1024)],
+        },
+        (RowOp::Softmax, FloatType::F32 | FloatType::F64) => Variants {
+            warp: &[1, 2, 4, 8],
+            block: &[(4, 512), (8, 1024)],
+        },
+        (RowOp::SoftmaxBackward, _) => Variants {
+            warp: &[1, 2, 4],
+            block: &[(2, 512), (4, 1024)],
+        },
+    }
+}
+
+/// The plan for rows of `cols` columns. Pure: same arguments, same plan.
+pub fn plan(
+    op: RowOp,
+    dtype: FloatType,
+    cols: usize,
+    access: Access,
+    limits: &DeviceLimits,
+) -> LaunchPlan {
+    let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
+    let variants = variants(op, dtype);
+    // Strided rows are compiled once a family, for the longest rows: unused vectors cost a branch.
+    let compiled = |needed: usize, largest: usize| match access {
+        Access::Strided => largest,
+        _ => needed,
+    };
+    let make = |family, vectors, threads_per_row, rows_per_block| LaunchPlan {
+        op,
+        dtype,
+        family,
+        access,
+        vectors,
+        threads_per_row,
+        rows_per_block,
+    };
+
+    let lanes = row_vectors.next_power_of_two().min(32);
+    let largest = variants.warp[variants.warp.len() - 1];
+    if let Some(&vectors) = (variants.warp.iter()).find(|&&v| row_vectors <= v * lanes) {
+        let vectors = compiled(vectors, largest);
+        return make(Family::Warp, vectors, lanes, WARP_BLOCK / lanes);
+    }
+
+    let (largest, _) = variants.block[variants.block.len() - 1];
+    for &(vectors, most_threads) in variants.block {
+        let threads = row_vectors.div_ceil(vectors).next_multiple_of(32);
+        if threads <= most_threads.min(limits.max_threads_per_block) {
+            return make(Family::Block, compiled(vectors, largest), threads, 1);
+        }
+    }
+    let threads = limits.max_threads_per_block.min(1024);
+    make(Family::Stream, STREAM_VECTORS, threads, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// What CUDA reports alike for T4, A10, A100, H200 and B200.
+    const LIMITS: DeviceLimits = DeviceLimits {
+        max_threads_per_block: 1024,
+        max_grid_x: (1 << 31) - 1,
+    };
+    const OPS: [RowOp; 2] = [RowOp::Softmax, RowOp::SoftmaxBackward];
+    const TYPES: [FloatType; 4] = [
+        FloatType::F16,
+        FloatType::BF16,
+        FloatType::F32,
+        FloatType::F64,
+    ];
+    const ACCESSES: [Access; 3] = [Access::Aligned, Access::Unaligned, Access::Strided];
+
+    fn lengths() -> impl Iterator<Item = usize> {
+        (0..2100).chain((11..34).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1]))
+    }
+
+    fn every_plan(mut check: impl FnMut(usize, LaunchPlan)) {
+        for op in OPS {
+            for dtype in TYPES {
+                for access in ACCESSES {
+                    for cols in lengths() {
+                        check(cols, plan(op, dtype, cols, access, &LIMITS));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cached_rows_fit_their_threads() {
+        every_plan(|cols, p| {
+            let room = p.threads_per_row * p.vectors * p.dtype.vector_len();
+            match p.family {
+                Family::Warp | Family::Block => assert!(cols <= room, "{cols} {p:?}"),
+                Family::Stream => assert!(cols > 8192, "{cols} {p:?}"),
+            }
+        });
+    }
+
+    #[test]
+    fn blocks_are_whole_warps_within_the_limit() {
+        every_plan(|cols, p| {
+            assert_eq!(p.block() % 32, 0, "{cols} {p:?}");
+            assert!(p.block() <= LIMITS.max_threads_per_block, "{cols} {p:?}");
+            match p.family {
+                Family::Warp => assert!(p.threads_per_row.is_power_of_two()),
+                Family::Block | Family::Stream => assert_eq!(p.rows_per_block, 1),
+            }
+        });
+    }
+
+    #[test]
+    fn access_does_not_move_columns_between_threads() {
+        for op in OPS {
+            for dtype in TYPES {
+                for cols in lengths() {
+                    let plans = ACCESSES.map(|a| plan(op, dtype, cols, a, &LIMITS));
+                    for p in &plans {
+                        let owner = |p: &LaunchPlan| (p.family, p.threads_per_row);
+                        assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn registers_stay_within_budget() {
+        every_plan(|cols, p| {
+            let bytes = match (p.family, p.op) {
+                (Family::Stream, _) => return,
+                // Forward: values in the compute type.
+                (_, RowOp::Softmax) => p.vectors * p.dtype.vector_len() * p.dtype.size().max(4),
+                // Backward: y and g as loaded.
+                (_, RowOp::SoftmaxBackward) => p.vectors * 16 * 2,
+            };
+            assert!(bytes <= 32 * 4, "{cols} {p:?}: {bytes} bytes a thread");
+        });
+    }
+
+    #[test]
+    fn few_kernels() {
+        let mut names = BTreeSet::new();
+        every_plan(|_, p| {
+            names.insert(p.kernel_name());
+        });
+        for dtype in TYPES {
+            for family in ["warp", "block", "stream"] {
+                let count = (names.iter())
+                    .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
+                    .count();
+                assert!((3..=20).contains(&count), "{family} {dtype:?}: {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn table_of_plans() {
+        use {Access::*, Family::*, FloatType::*};
+        let cases = [
+            // dtype, cols, access, family, vectors, threads a row, rows a block
+            (F32, 1, Unaligned, Warp, 1, 1, 128),
+            (F32, 64, Aligned, Warp, 1, 16, 8),
+            (F32, 128, Aligned, Warp, 1, 32, 4),
+            (F32, 1024, Aligned, Warp, 8, 32, 4),
+            (F32, 1024, Strided, Warp, 8, 32, 4),
+            (F32, 128, Strided, Warp, 8, 32, 4),
+            (F32, 1025, Unaligned, Block, 4, 96, 1),
+            (F32, 4096, Aligned, Block, 4, 256, 1),
+            (F32, 8192, Aligned, Block, 4, 512, 1),
+            (F32, 8193, Unaligned, Block, 8, 288, 1),
+            (F32, 32768, Aligned, Block, 8, 1024, 1),
+            (F32, 32769, Unaligned, Stream, 4, 1024, 1),
+            (BF16, 1000, Aligned, Warp, 4, 32, 4),
+            (BF16, 32768, Aligned, Block, 4, 1024, 1),
+            (BF16, 50257, Unaligned, Stream, 4, 1024, 1),
+            (F16, 2, Unaligned, Warp, 1, 1, 128),
+            (F64, 512, Aligned, Warp, 8, 32, 4),
+            (F64, 16384, Aligned, Block, 8, 1024, 1),
+            (F64, 16385, Unaligned, Stream, 4, 1024, 1),
+        ];
+        for (dtype, cols, access, family, vectors, threads_per_row, rows_per_block) in cases {
+            let expected = LaunchPlan {
+                op: RowOp::Softmax,
+                dtype,
+                family,
+                access,
+                vectors,
+                threads_per_row,
+                rows_per_block,
+            };
+            assert_eq!(plan(RowOp::Softmax, dtype, cols, access, &LIMITS), expected);
+        }
+    }
+
+    #[test]
+    fn smaller_blocks_fall_back_to_fewer_threads() {
+        let limits = DeviceLimits {
+            max_threads_per_block: 256,
+            ..LIMITS
+        };
+        let p = plan(
+            RowOp::Softmax,
+            FloatType::F32,
+            32768,
+            Access::Aligned,
+            &limits,
+        );
+        assert_eq!((p.family, p.threads_per_row), (Family::Stream, 256));
+    }
+
+    #[test]
+    fn grid_covers_every_row_up_to_its_limit() {
+        let p = plan(RowOp::Softmax, FloatType::F32, 64, Access::Aligned, &LIMITS);
+        assert_eq!(p.grid(1, &LIMITS), 1);
+        assert_eq!(p.grid(9, &LIMITS), 2);
+        assert_eq!(p.grid(usize::MAX / 2, &LIMITS), LIMITS.max_grid_x);
+        assert_eq!(p.kernel_name(), "warp_softmax_f32_aligned_1");
+    }
+
+    #[test]
+    fn only_real_floats_have_a_type() {
+        let floats = [DType::F16, DType::BF16, DType::F32, DType::F64];
+        for dtype in floats {
+            let float = FloatType::from_dtype(dtype).map(|t| (t.name().to_owned(), t.size()));
+            assert_eq!(
+                float,
+                Some((dtype.as_str().to_owned(), dtype.size_in_bytes()))
+            );
+        }
+        for dtype in [DType::U8, DType::U32, DType::I64, DType::F8E4M3, DType::F4] {
+            assert_eq!(FloatType::from_dtype(dtype), None);
+        }
+    }
+}

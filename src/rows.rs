@@ -1,0 +1,224 @@
+//! Tensor layouts as rows: which element of which operand belongs to row `r`, column `c`.
+//!
+//! A softmax reduces one dim, the *columns*; every combination of the other indices is a *row*.
+//! [`RowSpace`] describes the rows of one op over all of its operands (x and y, or y, g and dx) at
+//! once, with adjacent row dims merged wherever every operand allows it. A contiguous tensor of any
+//! rank comes out with at most one row dim for its last dim, two for any other.
+
+use candle_core::{bail, Layout, Result};
+
+/// Row dims that a kernel takes after merging. Merged dims have at least two elements each, so only
+/// a tensor of rank 14 or more can exceed it.
+pub const MAX_ROW_DIMS: usize = 12;
+
+/// Where one operand's rows lie in its storage, in elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operand {
+    /// Element of the storage at row 0, column 0.
+    pub offset: usize,
+    /// Stride of each row dim of the [`RowSpace`].
+    pub row_strides: Vec<usize>,
+    /// Stride from a column to the next.
+    pub col_stride: usize,
+}
+
+impl Operand {
+    /// Element of the storage at column 0 of row `row`.
+    pub fn row_offset(&self, dims: &[usize], row: usize) -> usize {
+        let (mut offset, mut rest) = (self.offset, row);
+        for (&size, &stride) in dims.iter().zip(&self.row_strides).rev() {
+            offset += (rest % size) * stride;
+            rest /= size;
+        }
+        offset
+    }
+
+    /// Rows of `elem_size`-byte elements that all start on a 16-byte boundary of the storage and
+    /// have neighbouring columns side by side.
+    pub fn is_vector_aligned(&self, elem_size: usize) -> bool {
+        let aligned = |elements: usize| (elements * elem_size).is_multiple_of(16);
+        self.col_stride == 1 && aligned(self.offset) && self.row_strides.iter().all(|&s| aligned(s))
+    }
+}
+
+/// The rows of an op over `N` operands of the same shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowSpace<const N: usize> {
+    /// Number of rows: product of `dims`.
+    pub rows: usize,
+    /// Number of columns: length of the reduced dim.
+    pub cols: usize,
+    /// Sizes of the merged row dims, outermost first; none of size 1.
+    pub dims: Vec<usize>,
+    /// One entry an operand, in the order given.
+    pub operands: [Operand; N],
+}
+
+impl<const N: usize> RowSpace<N> {
+    /// Rows of `layouts` along `dim`. All layouts must have the same shape; rank 0 is one row of one
+    /// column.
+    pub fn new(op: &'static str, layouts: [&Layout; N], dim: usize) -> Result<Self> {
+        let shape = layouts[0].shape();
+        if let Some(other) = layouts.iter().find(|l| l.shape() != shape) {
+            bail!(
+                "{op}: requires operands of one shape, got {shape:?} and {:?}",
+                other.shape()
+            )
+        }
+        let sizes = shape.dims();
+        if dim >= sizes.len().max(1) {
+            bail!(
+                "{op}: requires a dim below the rank, got dim {dim} for shape {shape:?} of rank {}",
+                sizes.len()
+            )
+        }
+        let is_row_dim = |&i: &usize| i != dim && sizes[i] != 1;
+        let row_dims: Vec<usize> = (0..sizes.len()).filter(is_row_dim).collect();
+        let mut space = Self {
+            rows: row_dims.iter().map(|&i| sizes[i]).product(),
+            cols: sizes.get(dim).copied().unwrap_or(1),
+            dims: Vec::with_capacity(row_dims.len()),
+            operands: layouts.map(|l| Operand {
+                offset: l.start_offset(),
+                row_strides: Vec::with_capacity(row_dims.len()),
+                // A single column may carry any stride (candle leaves odd ones on size-1 dims).
+                col_stride: match sizes.get(dim) {
+                    Some(&cols) if cols > 1 => l.stride()[dim],
+                    _ => 1,
+                },
+            }),
+        };
+        for &i in &row_dims {
+            space.push_dim(sizes[i], layouts.map(|l| l.stride()[i]));
+        }
+        Ok(space)
+    }
+
+    /// Nothing to compute and nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0 || self.cols == 0
+    }
+
+    /// Appends a row dim, or widens the last one when each operand steps through both evenly.
+    fn push_dim(&mut self, size: usize, strides: [usize; N]) {
+        let merges = !self.dims.is_empty()
+            && (self.operands.iter().zip(strides))
+                .all(|(op, stride)| op.row_strides.last() == Some(&(stride * size)));
+        for (op, stride) in self.operands.iter_mut().zip(strides) {
+            if merges {
+                op.row_strides.pop();
+            }
+            op.row_strides.push(stride);
+        }
+        match self.dims.last_mut() {
+            Some(last) if merges => *last *= size,
+            _ => self.dims.push(size),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Shape;
+
+    fn layout(dims: &[usize], strides: &[usize], offset: usize) -> Layout {
+        Layout::new(Shape::from(dims), strides.to_vec(), offset)
+    }
+
+    #[test]
+    fn contiguous_last_dim_is_one_row_dim() -> Result<()> {
+        let l = Layout::contiguous((2, 3, 4, 5));
+        let space = RowSpace::new("op", [&l, &l], 3)?;
+        assert_eq!((space.rows, space.cols), (24, 5));
+        assert_eq!(space.dims, [24]);
+        assert_eq!(space.operands[1].row_strides, [5]);
+        assert_eq!(space.operands[1].col_stride, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn contiguous_inner_dim_is_outer_and_inner() -> Result<()> {
+        let l = Layout::contiguous((2, 3, 4, 5));
+        let space = RowSpace::new("op", [&l], 1)?;
+        assert_eq!((space.rows, space.cols), (40, 3));
+        assert_eq!(space.dims, [2, 20]);
+        assert_eq!(space.operands[0].row_strides, [60, 1]);
+        assert_eq!(space.operands[0].col_stride, 20);
+        Ok(())
+    }
+
+    #[test]
+    fn merging_needs_every_operand() -> Result<()> {
+        let (a, b) = (
+            layout(&[2, 3, 4], &[12, 4, 1], 0),
+            layout(&[2, 3, 4], &[4, 8, 1], 0),
+        );
+        let space = RowSpace::new("op", [&a, &b], 2)?;
+        assert_eq!(space.dims, [2, 3]);
+        Ok(())
+    }
+
+    #[test]
+    fn every_row_offset_matches_the_layout() -> Result<()> {
+        let l = layout(&[3, 1, 2, 5, 4], &[1, 999, 60, 3, 15], 7);
+        for dim in 0..5 {
+            let space = RowSpace::new("op", [&l], dim)?;
+            let mut expected = Vec::new();
+            for index in l.strided_index() {
+                expected.push(index);
+            }
+            let mut got = Vec::new();
+            for row in 0..space.rows {
+                let start = space.operands[0].row_offset(&space.dims, row);
+                got.extend((0..space.cols).map(|c| start + c * space.operands[0].col_stride));
+            }
+            expected.sort_unstable();
+            got.sort_unstable();
+            assert_eq!(got, expected, "dim {dim}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn rank_zero_and_empty() -> Result<()> {
+        let scalar = RowSpace::new("op", [&Layout::contiguous(())], 0)?;
+        assert_eq!((scalar.rows, scalar.cols), (1, 1));
+        assert!(!scalar.is_empty());
+        let no_cols = RowSpace::new("op", [&Layout::contiguous((4, 0))], 1)?;
+        assert_eq!((no_cols.rows, no_cols.cols), (4, 0));
+        assert!(no_cols.is_empty());
+        assert!(RowSpace::new("op", [&Layout::contiguous((0, 2))], 1)?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn odd_strides_of_single_columns_do_not_count() -> Result<()> {
+        let space = RowSpace::new("op", [&layout(&[4, 1], &[1, 77], 0)], 1)?;
+        assert_eq!(space.operands[0].col_stride, 1);
+        Ok(())
+    }
+
+    #[test]
+    fn alignment_looks_at_offset_and_strides() -> Result<()> {
+        let aligned = |strides: &[usize], offset| -> Result<bool> {
+            let space = RowSpace::new("op", [&layout(&[2, 8], strides, offset)], 1)?;
+            Ok(space.operands[0].is_vector_aligned(4))
+        };
+        assert!(aligned(&[8, 1], 0)?);
+        assert!(aligned(&[12, 1], 4)?);
+        assert!(!aligned(&[8, 1], 1)?);
+        assert!(!aligned(&[9, 1], 0)?);
+        assert!(!aligned(&[16, 2], 0)?);
+        Ok(())
+    }
+
+    #[test]
+    fn errors_name_op_requirement_and_input() {
+        let l = Layout::contiguous((2, 3));
+        let err = RowSpace::new("online-softmax", [&l], 2).unwrap_err();
+        assert!(err.to_string().contains("online-softmax: requires a dim"));
+        let err = RowSpace::new("online-softmax", [&l, &Layout::contiguous(6)], 1).unwrap_err();
+        assert!(err.to_string().contains("one shape, got [2, 3] and [6]"));
+    }
+}
