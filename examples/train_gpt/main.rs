@@ -10,21 +10,22 @@ use anyhow::{Context, Result};
 use candle_core::Device;
 use clap::Parser;
 
-mod adamw;
-mod args;
-mod checkpoint;
-mod data;
-mod eval;
-mod flat;
+// Public for tests/train_gpt.rs, which takes this file in as a module.
+pub mod adamw;
+pub mod args;
+pub mod checkpoint;
+pub mod data;
+pub mod eval;
+pub mod flat;
 mod folder;
-mod init;
-mod loss;
+pub mod init;
+pub mod loss;
 #[path = "../gpt/model.rs"]
-mod model;
+pub mod model;
 mod progress;
-mod schedule;
-mod tokenizer;
-mod train;
+pub mod schedule;
+pub mod tokenizer;
+pub mod train;
 
 use args::{Cli, Command, DeviceKind, RunArgs};
 

@@ -1,7 +1,7 @@
 //! Trains the tokenizer: byte-level BPE as in GPT-2.
 use super::args::TokenizerArgs;
 use super::data::{read_text, split, START};
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, Result};
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BpeTrainerBuilder, BPE};
 use tokenizers::models::TrainerWrapper;
@@ -42,8 +42,7 @@ pub fn train(text: &str, vocab: usize) -> Result<Tokenizer> {
     let error = |error| anyhow::anyhow!("cannot train the tokenizer: {error}");
     tokenizer
         .train(&mut TrainerWrapper::from(trainer), std::iter::once(text))
-        .map_err(error)
-        .context("bpe")?;
+        .map_err(error)?;
     let pieces = tokenizer.get_vocab_size(true);
     if pieces != vocab {
         bail!("the text only gives {pieces} pieces of the {vocab} asked for")
