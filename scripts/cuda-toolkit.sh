@@ -36,7 +36,7 @@ case $prefix in *[\'\ :]*) die "PREFIX must be free of spaces, colons and quotes
 # link, and a program started on it gets an error that says what is missing. cuProfiler* live in a header not shipped.
 driver_stub() { # DIR: makes DIR/libcuda.so
     local dir=$1 names
-    names=$(for flag in -UX -D__CUDA_API_VERSION_INTERNAL -DCUDA_API_PER_THREAD_DEFAULT_STREAM; do
+    names=$(for flag in -DPLAIN -D__CUDA_API_VERSION_INTERNAL -DCUDA_API_PER_THREAD_DEFAULT_STREAM; do
         gcc -E -P "$flag" -I"$tree/include" "$tree/include/cuda.h"
     done | grep -oE '\bcu[A-Z][A-Za-z0-9_]*[[:space:]]*\(' | tr -d ' (\t' | sort -u)
     [ "$(wc -w <<<"$names")" -gt 400 ] || die "found too few functions in cuda.h"
@@ -82,15 +82,17 @@ build() {
     (cd "$tree/lib" && for lib in *.so.*; do [ -e "${lib%%.so.*}.so" ] || ln -s "$lib" "${lib%%.so.*}.so"; done)
     driver_stub "$tree/lib/stubs"
     "$tree/bin/nvcc" --version | grep -q 'release 13\.0,' || die "the unpacked nvcc does not run"
-    sha256sum <<<"$(cat "$0")" >"$tree/stamp"
+    stamp >"$tree/stamp"
     rm -rf "$prefix"
     mv "$tree" "$prefix"
     say "ready"
 }
 
-# The stamp is this script's own sum: another version of it makes the prefix anew.
-if ! cmp -s "$prefix/stamp" <(sha256sum <<<"$(cat "$0")"); then
-    [ ! -e "$prefix" ] || [ -f "$prefix/stamp" ] || die "$prefix exists and was not made by this script"
+# Other wheels or another way to unpack them make the prefix anew.
+stamp() { { echo "$wheels"; declare -f driver_stub build; } | sha256sum; }
+if ! cmp -s "$prefix/stamp" <(stamp); then
+    [ -f "$prefix/stamp" ] || [ -z "$(ls -A "$prefix" 2>/dev/null)" ] ||
+        die "$prefix exists, is not empty and was not made by this script"
     build
 fi
 
