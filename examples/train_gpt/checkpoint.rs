@@ -70,7 +70,7 @@ pub fn load(
         )
     }
     let tensors = candle_core::safetensors::load_buffer(&bytes, device).with_context(context)?;
-    let vector = |prefix| flat.from_named(&tensors, prefix).with_context(context);
+    let vector = |prefix| flat.gather_named(&tensors, prefix).with_context(context);
     let state = State {
         step: note("step")?.parse().with_context(context)?,
         weights: vector(WEIGHTS)?,

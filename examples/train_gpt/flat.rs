@@ -99,8 +99,8 @@ impl Flat {
         self.entries.iter().map(piece).collect()
     }
 
-    /// The inverse of [`Flat::named`], names preceded by `prefix`.
-    pub fn from_named(&self, tensors: &HashMap<String, Tensor>, prefix: &str) -> Result<Tensor> {
+    /// The vector of such pieces, their names preceded by `prefix`.
+    pub fn gather_named(&self, tensors: &HashMap<String, Tensor>, prefix: &str) -> Result<Tensor> {
         let piece = |entry: &Entry| {
             let name = format!("{prefix}{}", entry.name);
             let tensor = tensors
