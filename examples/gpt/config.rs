@@ -36,7 +36,7 @@ impl Config {
                 bail!("config: {name} must be between 1 and {MOST}, found {size}")
             }
         }
-        if self.n_embd % self.n_head != 0 {
+        if !self.n_embd.is_multiple_of(self.n_head) {
             bail!(
                 "config: n_embd must be a multiple of n_head, found {} and {}",
                 self.n_embd,
