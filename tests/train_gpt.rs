@@ -260,6 +260,11 @@ fn the_optimiser_is_candles_adamw() {
             reference.step(&grads).unwrap();
         }
     }
+    // A state that tracked would keep the graphs of all steps alive.
+    let state = &optimizer.state;
+    for vector in [&state.weights, &state.mean, &state.square] {
+        assert!(!vector.track_op());
+    }
     for name in ["bias", "matrix"] {
         let values = |vars: &BTreeMap<String, Var>| {
             let values = vars[name].flatten_all().unwrap();

@@ -78,7 +78,9 @@ impl Flat {
         if self.padding > 0 {
             pieces.push(Tensor::zeros(self.padding, DType::F32, &self.device)?);
         }
-        Ok(Tensor::cat(&pieces, 0)?)
+        // Detached: variables and their gradients hold the graph that they come from, and vectors
+        // computed from them, step after step, would hold that of every step there was.
+        Ok(Tensor::cat(&pieces, 0)?.detach())
     }
 
     /// Sets the variables from the vector.
