@@ -164,9 +164,10 @@ mod tests {
         let l = layout(&[3, 1, 2, 5, 4], &[1, 999, 60, 3, 15], 7);
         for dim in 0..5 {
             let space = RowSpace::new("op", [&l], dim)?;
-            let mut expected = Vec::new();
-            for index in l.strided_index() {
-                expected.push(index);
+            let mut expected = vec![7usize];
+            for (&size, &stride) in l.dims().iter().zip(l.stride()) {
+                let step = |&start: &usize| (0..size).map(move |i| start + i * stride);
+                expected = expected.iter().flat_map(step).collect();
             }
             let mut got = Vec::new();
             for row in 0..space.rows {

@@ -39,7 +39,7 @@ impl<T: Real> OnlineState<T> {
 
     /// The state with `x` added.
     pub fn push(self, x: T) -> Self {
-        let m = self.m.max(x);
+        let m = T::NEG_INFINITY.max(x);
         let d = T::exp_diff(x, reference(m));
         self.merge(Self { m, d })
     }

@@ -4,4 +4,6 @@ mod dispatch;
 mod softmax;
 mod softmax_backward;
 
+#[cfg(feature = "cuda")]
+pub(crate) use dispatch::float_type;
 pub use softmax::{softmax, softmax_last_dim, OnlineSoftmax};

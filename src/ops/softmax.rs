@@ -107,7 +107,7 @@ impl CustomOp1 for SoftmaxDim {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let y = crate::cuda::softmax(x, layout, self.dim)?;
+        let y = crate::cuda::softmax(NAME, x, layout, self.dim)?;
         Ok((y, layout.shape().clone()))
     }
 
@@ -158,7 +158,7 @@ impl InplaceOp1 for OnlineSoftmax {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, x: &mut CudaStorage, layout: &Layout) -> Result<()> {
         check_distinct(NAME, layout)?;
-        crate::cuda::softmax_in_place(x, layout, SoftmaxDim::last(layout).dim)
+        crate::cuda::softmax_in_place(NAME, x, layout, SoftmaxDim::last(layout).dim)
     }
 
     fn metal_fwd(&self, _: &mut MetalStorage, _: &Layout) -> Result<()> {

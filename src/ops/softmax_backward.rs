@@ -46,7 +46,7 @@ impl CustomOp2 for SoftmaxBackward {
         g: &CudaStorage,
         g_layout: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        let dx = crate::cuda::softmax_backward(y, y_layout, g, g_layout, self.dim)?;
+        let dx = crate::cuda::softmax_backward(NAME, y, y_layout, g, g_layout, self.dim)?;
         Ok((dx, y_layout.shape().clone()))
     }
 

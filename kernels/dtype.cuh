@@ -1,0 +1,69 @@
+// Element types: how a 16-byte vector of each becomes numbers of the compute type, and back.
+//
+// Compute type: float for f16, bf16 and f32, double for f64 (see `FloatType` in src/plan.rs).
+#pragma once
+#include "device.cuh"
+
+namespace online {
+
+struct F16 {
+  typedef u16 Storage;
+  typedef float Compute;
+  static constexpr int LEN = 8; // elements in 16 bytes
+  static constexpr bool EXACT_EXP = false;
+  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_f16((u16)(x.w[i / 2] >> (16 * (i % 2)))); }
+  static __device__ __forceinline__ void set(Words &x, int i, float v) {
+    u32 bits = narrow_f16(v);
+    x.w[i / 2] = i % 2 ? (x.w[i / 2] | bits << 16) : bits;
+  }
+  static __device__ __forceinline__ u16 raw(const Words &x, int i) { return (u16)(x.w[i / 2] >> (16 * (i % 2))); }
+  static __device__ __forceinline__ void set_raw(Words &x, int i, u16 v) {
+    u32 at = 16 * (i % 2);
+    x.w[i / 2] = (x.w[i / 2] & ~(0xffffu << at)) | (u32)v << at;
+  }
+  static __device__ __forceinline__ u16 lowest() { return 0xfc00u; } // -inf
+};
+
+struct BF16 {
+  typedef u16 Storage;
+  typedef float Compute;
+  static constexpr int LEN = 8;
+  static constexpr bool EXACT_EXP = false;
+  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_bf16(F16::raw(x, i)); }
+  static __device__ __forceinline__ void set(Words &x, int i, float v) {
+    u32 bits = narrow_bf16(v);
+    x.w[i / 2] = i % 2 ? (x.w[i / 2] | bits << 16) : bits;
+  }
+  static __device__ __forceinline__ u16 raw(const Words &x, int i) { return F16::raw(x, i); }
+  static __device__ __forceinline__ void set_raw(Words &x, int i, u16 v) { F16::set_raw(x, i, v); }
+  static __device__ __forceinline__ u16 lowest() { return 0xff80u; }
+};
+
+struct F32 {
+  typedef u32 Storage;
+  typedef float Compute;
+  static constexpr int LEN = 4;
+  static constexpr bool EXACT_EXP = true;
+  static __device__ __forceinline__ float get(const Words &x, int i) { return bits_float(x.w[i]); }
+  static __device__ __forceinline__ void set(Words &x, int i, float v) { x.w[i] = float_bits(v); }
+  static __device__ __forceinline__ u32 raw(const Words &x, int i) { return x.w[i]; }
+  static __device__ __forceinline__ void set_raw(Words &x, int i, u32 v) { x.w[i] = v; }
+  static __device__ __forceinline__ u32 lowest() { return 0xff800000u; }
+};
+
+struct F64 {
+  typedef u64 Storage;
+  typedef double Compute;
+  static constexpr int LEN = 2;
+  static constexpr bool EXACT_EXP = true;
+  static __device__ __forceinline__ double get(const Words &x, int i) { return bits_double(raw(x, i)); }
+  static __device__ __forceinline__ void set(Words &x, int i, double v) { set_raw(x, i, double_bits(v)); }
+  static __device__ __forceinline__ u64 raw(const Words &x, int i) { return (u64)x.w[2 * i + 1] << 32 | x.w[2 * i]; }
+  static __device__ __forceinline__ void set_raw(Words &x, int i, u64 v) {
+    x.w[2 * i] = (u32)v;
+    x.w[2 * i + 1] = (u32)(v >> 32);
+  }
+  static __device__ __forceinline__ u64 lowest() { return 0xfff0000000000000ull; }
+};
+
+} // namespace online

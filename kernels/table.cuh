@@ -1,0 +1,24 @@
+// The kernel tables: every (dtype, access, vectors) that src/plan.rs can ask for, once a family and op.
+//
+// A family's .cu file defines SOFTMAX_KERNEL and SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N), which
+// instantiate its kernels as family_op_dtype_access_N. Arguments, the same for all:
+//
+//   rows            sizes of the row space
+//   *_at            where each operand's rows lie
+//   x, y / y, g, dx storage of each operand; the output last
+//   threads         threads that share one row
+#pragma once
+
+#define SOFTMAX_PARAMETERS(D)                                                                                                    \
+  const __grid_constant__ Rows rows, const __grid_constant__ Operand x_at, const __grid_constant__ Operand y_at, D::Storage *x,  \
+      D::Storage *y, int threads
+
+#define SOFTMAX_BACKWARD_PARAMETERS(D)                                                                                           \
+  const __grid_constant__ Rows rows, const __grid_constant__ Operand y_at, const __grid_constant__ Operand g_at,                 \
+      const __grid_constant__ Operand dx_at, D::Storage *y, D::Storage *g, D::Storage *dx, int threads
+
+#define FOR_EACH_DTYPE(TABLE)                                                                                                    \
+  TABLE(f16, F16)                                                                                                                \
+  TABLE(bf16, BF16)                                                                                                              \
+  TABLE(f32, F32)                                                                                                                \
+  TABLE(f64, F64)

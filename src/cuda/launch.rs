@@ -1,0 +1,177 @@
+//! From candle's storages to a launch.
+
+use super::{modules, params};
+use crate::ops::float_type;
+use crate::plan::{plan, Access, FloatType, RowOp};
+use crate::rows::RowSpace;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
+};
+use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::{CudaDevice, CudaStorage, Layout, Result};
+use half::{bf16, f16};
+
+/// Binds `$T` to the element type of `$float`.
+macro_rules! with_type {
+    ($float:expr, $T:ident => $body:expr) => {
+        match $float {
+            FloatType::F16 => {
+                type $T = f16;
+                $body
+            }
+            FloatType::BF16 => {
+                type $T = bf16;
+                $body
+            }
+            FloatType::F32 => {
+                type $T = f32;
+                $body
+            }
+            FloatType::F64 => {
+                type $T = f64;
+                $body
+            }
+        }
+    };
+}
+
+/// softmax(x) over `dim`, contiguous.
+pub fn softmax(op: &'static str, x: &CudaStorage, at: &Layout, dim: usize) -> Result<CudaStorage> {
+    let float = float_type(op, &[x.dtype()])?;
+    let y_at = Layout::contiguous(at.shape());
+    let space = RowSpace::new(op, [at, &y_at], dim)?;
+    with_type!(float, T => {
+        let call = Call { op, row_op: RowOp::Softmax, float, space };
+        let y = call.into_new([T::as_cuda_slice(x)?], x.device())?;
+        Ok(T::wrap_cuda_slice(y, x.device().clone()))
+    })
+}
+
+/// softmax(x) over `dim`, where x lies.
+pub fn softmax_in_place(
+    op: &'static str,
+    x: &mut CudaStorage,
+    at: &Layout,
+    dim: usize,
+) -> Result<()> {
+    let float = float_type(op, &[x.dtype()])?;
+    let space = RowSpace::new(op, [at, at], dim)?;
+    let device = x.device().clone();
+    with_type!(float, T => {
+        let call = Call { op, row_op: RowOp::Softmax, float, space };
+        call.in_place(T::as_cuda_slice_mut(x)?, &device)
+    })
+}
+
+/// dx = y·(g - Σ g·y) over `dim`, contiguous.
+pub fn softmax_backward(
+    op: &'static str,
+    y: &CudaStorage,
+    y_at: &Layout,
+    g: &CudaStorage,
+    g_at: &Layout,
+    dim: usize,
+) -> Result<CudaStorage> {
+    let float = float_type(op, &[y.dtype(), g.dtype()])?;
+    let dx_at = Layout::contiguous(y_at.shape());
+    let space = RowSpace::new(op, [y_at, g_at, &dx_at], dim)?;
+    with_type!(float, T => {
+        let call = Call { op, row_op: RowOp::SoftmaxBackward, float, space };
+        let dx = call.into_new([T::as_cuda_slice(y)?, T::as_cuda_slice(g)?], y.device())?;
+        Ok(T::wrap_cuda_slice(dx, y.device().clone()))
+    })
+}
+
+/// One call of an operator: what and over which rows; the output is the last operand.
+struct Call<const N: usize> {
+    op: &'static str,
+    row_op: RowOp,
+    float: FloatType,
+    space: RowSpace<N>,
+}
+
+impl<const N: usize> Call<N> {
+    /// Runs over `inputs` into a new contiguous storage.
+    fn into_new<T: DeviceRepr, const INPUTS: usize>(
+        &self,
+        inputs: [&CudaSlice<T>; INPUTS],
+        device: &CudaDevice,
+    ) -> Result<CudaSlice<T>> {
+        let len = self.space.rows * self.space.cols;
+        // SAFETY: the kernel writes every element of every row, and the output has no others.
+        // Candle's empty tensors need a storage too; the driver refuses one of no bytes.
+        let mut out = unsafe { device.alloc::<T>(len.max(1)) }?;
+        let stream = device.cuda_stream();
+        let inputs = inputs.map(|input| (input.device_ptr(&stream), input.len()));
+        let pointers: Vec<(u64, usize)> = inputs.iter().map(|((p, _), len)| (*p, *len)).collect();
+        self.launch(&pointers, &mut out, device)?;
+        // `inputs` holds cudarc's guards: dropped here, they record that the inputs were read.
+        drop(inputs);
+        Ok(out)
+    }
+
+    /// Runs over the one input into itself.
+    fn in_place<T: DeviceRepr>(&self, x: &mut CudaSlice<T>, device: &CudaDevice) -> Result<()> {
+        let pointer = x.device_ptr(&device.cuda_stream()).0;
+        let len = x.len();
+        self.launch(&[(pointer, len)], x, device)
+    }
+
+    /// The launch: `inputs` as (device pointer, elements), the output as a mutable argument.
+    fn launch<T: DeviceRepr>(
+        &self,
+        inputs: &[(u64, usize)],
+        out: &mut CudaSlice<T>,
+        device: &CudaDevice,
+    ) -> Result<()> {
+        let space = &self.space;
+        if space.is_empty() {
+            return Ok(());
+        }
+        let limits = modules::limits(device)?;
+        let plan = plan(self.row_op, self.float, space.cols, self.access(), &limits);
+        let function = modules::function(device, &plan)?;
+        let rows = params::Rows::new(self.op, space)?;
+        let lens = inputs.iter().map(|&(_, len)| len).chain([out.len()]);
+        let at: Vec<_> = (space.operands.iter().zip(lens))
+            .map(|(operand, len)| params::Operand::new(operand, len))
+            .collect();
+        let threads = plan.threads_per_row as i32;
+
+        let stream = device.cuda_stream();
+        let mut args = stream.launch_builder(&function);
+        args.arg(&rows);
+        for at in &at {
+            args.arg(at);
+        }
+        for (pointer, _) in inputs {
+            args.arg(pointer);
+        }
+        args.arg(out).arg(&threads);
+        let config = LaunchConfig {
+            grid_dim: (plan.grid(space.rows, &limits) as u32, 1, 1),
+            block_dim: (plan.block() as u32, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
+        // type in the kernel's name. Every row of every operand lies in its storage: candle's layouts
+        // say so, and `Operand::len` bounds the aligned reads beside a row. The plan's threads cover
+        // the columns (tested in src/plan.rs).
+        unsafe { args.launch(config) }.w()?;
+        Ok(())
+    }
+
+    /// The fastest access that every operand allows.
+    fn access(&self) -> Access {
+        let operands = &self.space.operands;
+        let size = self.float.size();
+        if operands.iter().any(|o| o.col_stride != 1) {
+            Access::Strided
+        } else if operands.iter().all(|o| o.is_vector_aligned(size)) {
+            Access::Aligned
+        } else {
+            Access::Unaligned
+        }
+    }
+}
