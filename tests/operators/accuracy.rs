@@ -1,0 +1,74 @@
+//! The forward pass against the f64 reference: every width a small block can meet, then both
+//! sides of every threshold of the plan, over all distributions of values.
+
+use crate::compare::{assert_softmax, values};
+use crate::inputs::{finite_rows, normal, stack, tensor, DTYPES, LONG, SHORT};
+use crate::reference;
+use candle_core::{DType, Device, Result, Tensor};
+use candle_online_softmax::OnlineSoftmax;
+
+on_devices!(every_short_width, every_plan_width, row_counts, many_rows);
+
+/// Softmax of `x` is within the contract's bounds of the reference.
+pub fn check(x: &Tensor, what: &str) -> Result<()> {
+    let cols = *x.dims().last().unwrap_or(&1);
+    let y = x.apply_op1(OnlineSoftmax)?;
+    assert_eq!(y.dims(), x.dims(), "{what}");
+    assert_eq!(y.dtype(), x.dtype(), "{what}");
+    assert_softmax(&y, &reference::softmax(&values(x)?, cols), cols, what)
+}
+
+/// All distributions as the rows of one tensor; a failure is then looked up by its row.
+fn check_distributions(cols: usize, dtype: DType, device: &Device) -> Result<()> {
+    let (names, rows): (Vec<_>, Vec<_>) = finite_rows(dtype, cols, cols as u64).into_iter().unzip();
+    let x = tensor(&stack(&rows), &[rows.len(), cols], dtype, device)?;
+    check(&x, &format!("rows {names:?}"))
+}
+
+fn every_short_width(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for cols in SHORT {
+            check_distributions(cols, dtype, device)?;
+        }
+    }
+    Ok(())
+}
+
+fn every_plan_width(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for cols in LONG {
+            check_distributions(cols, dtype, device)?;
+        }
+    }
+    Ok(())
+}
+
+/// Full and partly filled blocks of rows.
+fn row_counts(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for cols in SHORT.step_by(3).chain([255, 513, 1024, 1031, 4097, 16385]) {
+            for rows in [1, 2, 3, 5, 33] {
+                let x = normal((rows * cols) as u64, &[rows, cols], dtype, device)?;
+                check(&x, "row counts")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// More rows than blocks fit a grid's y or z, and than a grid-stride launch starts.
+fn many_rows(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for (rows, cols) in [
+            (70_001, 1),
+            (70_001, 3),
+            (140_003, 2),
+            (66_000, 8),
+            (9_000, 129),
+        ] {
+            let x = normal(rows as u64, &[rows, cols], dtype, device)?;
+            check(&x, "many rows")?;
+        }
+    }
+    Ok(())
+}

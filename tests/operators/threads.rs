@@ -1,0 +1,63 @@
+//! Several callers at once: threads that share a device, and two devices for one GPU.
+
+use crate::compare::{assert_same_bits, bits};
+use crate::inputs::{normal, DTYPES, SAMPLE};
+use candle_core::{DType, Device, Result};
+use candle_online_softmax::OnlineSoftmax;
+
+on_devices!(threads_share_a_device, two_devices_take_turns);
+
+fn bits_on(device: &Device, dtype: DType, cols: usize) -> Result<Vec<u64>> {
+    let x = normal(cols as u64, &[5, cols], dtype, device)?;
+    bits(&x.apply_op1(OnlineSoftmax)?)
+}
+
+/// Every thread starts cold and finds its functions loaded, or loads them, under the others.
+fn threads_share_a_device(device: &Device) -> Result<()> {
+    let work = |device: &Device| -> Result<Vec<Vec<u64>>> {
+        let cases = DTYPES.into_iter().flat_map(|d| SAMPLE.map(|c| (d, c)));
+        cases
+            .map(|(dtype, cols)| bits_on(device, dtype, cols))
+            .collect()
+    };
+    let want = work(device)?;
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| work(&another(device)?)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().expect("no panic"))
+            .collect::<Vec<_>>()
+    });
+    for result in results {
+        assert!(result? == want, "threads disagree");
+    }
+    Ok(())
+}
+
+/// Functions cached for one device object are not handed to the other.
+fn two_devices_take_turns(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for cols in SAMPLE {
+            let (a, b) = (another(device)?, another(device)?);
+            let x = normal(1, &[3, cols], dtype, &a)?;
+            let on_a = x.apply_op1(OnlineSoftmax)?;
+            let on_b = x
+                .to_device(&Device::Cpu)?
+                .to_device(&b)?
+                .apply_op1(OnlineSoftmax)?;
+            drop((x, a));
+            assert_same_bits(&on_a, &on_b, &format!("{dtype:?}, {cols} columns"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A device object of its own for the same hardware.
+fn another(device: &Device) -> Result<Device> {
+    match device {
+        Device::Cuda(_) => Device::new_cuda(0),
+        other => Ok(other.clone()),
+    }
+}
