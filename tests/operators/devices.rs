@@ -1,6 +1,7 @@
 //! Runs a test function on every device this build knows, and says loudly which did not run.
 
 use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Expands each `fn name(device: &Device) -> Result<()>` to the tests `name::cpu` and, under
 /// feature `cuda`, `name::cuda`.
@@ -24,6 +25,13 @@ macro_rules! on_devices {
 /// Writes past libtest's capture: what was skipped must be seen without `--nocapture`.
 pub fn announce(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Held by tests that create or drop device objects, which waits for all streams, and by those
+/// that capture a stream, which nobody may wait for meanwhile.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -33,6 +33,10 @@ fn device_for_capture() -> Result<Device> {
     Ok(device)
 }
 
+fn cases() -> impl Iterator<Item = (DType, (usize, usize, usize))> {
+    DTYPES.into_iter().flat_map(|d| SHAPES.map(|s| (d, s)))
+}
+
 fn message(error: impl std::fmt::Debug) -> candle_core::Error {
     candle_core::Error::Msg(format!("{error:?}"))
 }
@@ -75,8 +79,9 @@ fn refill(base: &Tensor, seed: u64) -> Result<()> {
 #[test]
 fn forward_replays() -> Result<()> {
     on_cuda("graph::forward_replays", |_| {
-        for (dtype, shape) in DTYPES.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
-            let device = device_for_capture()?;
+        let _alone = crate::devices::alone();
+        let device = device_for_capture()?;
+        for (dtype, shape) in cases() {
             let (base, x) = buffer(shape, dtype, &device)?;
             let out = x.zeros_like()?;
             let graph = capture(&device, || {
@@ -98,8 +103,9 @@ fn forward_replays() -> Result<()> {
 #[test]
 fn in_place_replays() -> Result<()> {
     on_cuda("graph::in_place_replays", |_| {
-        for (dtype, shape) in DTYPES.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
-            let device = device_for_capture()?;
+        let _alone = crate::devices::alone();
+        let device = device_for_capture()?;
+        for (dtype, shape) in cases() {
             let (base, x) = buffer(shape, dtype, &device)?;
             let graph = capture(&device, || x.inplace_op1(&OnlineSoftmax))?;
             for seed in 1..4 {
@@ -117,8 +123,9 @@ fn in_place_replays() -> Result<()> {
 #[test]
 fn backward_replays() -> Result<()> {
     on_cuda("graph::backward_replays", |_| {
-        for (dtype, shape) in DTYPES.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
-            let device = device_for_capture()?;
+        let _alone = crate::devices::alone();
+        let device = device_for_capture()?;
+        for (dtype, shape) in cases() {
             let (base_y, y) = buffer(shape, dtype, &device)?;
             let (base_g, g) = buffer(shape, dtype, &device)?;
             let out = y.zeros_like()?;

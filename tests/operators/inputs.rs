@@ -22,9 +22,26 @@ pub const SAMPLE: [usize; 14] = [
 
 /// A tensor of these values, rounded to `dtype` on the host.
 pub fn tensor(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    if values.is_empty() && !device.is_cpu() {
+        return nothing(shape, dtype, device);
+    }
     Tensor::from_slice(values, shape, &Device::Cpu)?
         .to_dtype(dtype)?
         .to_device(device)
+}
+
+/// An empty tensor. The CUDA driver refuses allocations of no bytes, so there it is a view, as it
+/// is where programs meet one.
+pub fn nothing(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    if device.is_cpu() {
+        return Tensor::zeros(shape, dtype, device);
+    }
+    let dims: Vec<usize> = shape.iter().map(|&d| d.max(1)).collect();
+    let mut x = Tensor::zeros(dims, dtype, &Device::Cpu)?.to_device(device)?;
+    for dim in (0..shape.len()).filter(|&dim| shape[dim] == 0) {
+        x = x.narrow(dim, 0, 0)?;
+    }
+    Ok(x)
 }
 
 /// Standard normal values in the given shape; the same for the same seed everywhere.
