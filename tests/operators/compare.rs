@@ -134,6 +134,20 @@ fn gradient_ok(dtype: DType, got: f64, want: f64, scale: f64) -> bool {
     }
 }
 
+/// All but a hundredth of these numbers of a half dtype are the correctly rounded ones. The f32
+/// arithmetic before the one rounding leaves fewer than that on the wrong side of a tie.
+#[track_caller]
+pub fn assert_rounded_once(dtype: DType, got: &[f64], want: &[f64], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}: element count");
+    let pairs = got.iter().zip(want);
+    let off = pairs.filter(|(g, w)| **g != round(dtype, **w)).count();
+    let count = got.len();
+    assert!(
+        off * 100 <= count,
+        "{what}, {dtype:?}: {off} of {count} are not correctly rounded"
+    );
+}
+
 /// The unit in the last place of a dtype at `v`; below the normal range, the smallest subnormal.
 pub fn ulp(dtype: DType, v: f64) -> f64 {
     let (fraction, smallest) = match dtype {

@@ -1,7 +1,7 @@
 //! The backward pass: against the formula in f64, against finite differences, through candle's
 //! graph to the variable, for every dtype and dimension.
 
-use crate::compare::{assert_gradient, assert_same_bits, values};
+use crate::compare::{assert_gradient, assert_rounded_once, assert_same_bits, values};
 use crate::inputs::{finite_rows, normal, stack, tensor, Rng, DTYPES, LONG, SAMPLE, SHORT};
 use crate::reference;
 use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
@@ -12,6 +12,7 @@ on_devices!(
     formula_plan_widths,
     formula_on_any_y_and_g,
     finite_differences,
+    halves_are_rounded_once,
     reaches_the_variable,
     through_every_dim,
     special_values,
@@ -72,6 +73,22 @@ fn formula_on_any_y_and_g(device: &Device) -> Result<()> {
                 let y = y.affine((cols as f64).recip(), 0.0)?;
                 check_backward(&y, &g, "normal y and g")?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// As in the forward pass: what is rounded on the way to a result shows in many results.
+fn halves_are_rounded_once(device: &Device) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        for cols in [5, 33, 130, 1031, 4099, 20001] {
+            let shape = [1 + 20_000 / cols, cols];
+            let y = normal(1, &shape, dtype, device)?.apply_op1(OnlineSoftmax)?;
+            // Far from 0 on average, so that the dot product matters.
+            let g = normal(2, &shape, dtype, device)?.affine(1.0, 3.0)?;
+            let got = values(&backward(&y, &g)?)?;
+            let want = reference::gradient(&values(&y)?, &values(&g)?, cols);
+            assert_rounded_once(dtype, &got, &want, &format!("{cols} columns"));
         }
     }
     Ok(())
