@@ -16,7 +16,12 @@ mod ptx {
 /// versions in one process do not take each other's kernels.
 macro_rules! module_name {
     ($file:literal) => {
-        concat!("candle-online-softmax-", env!("CARGO_PKG_VERSION"), "-", $file)
+        concat!(
+            "candle-online-softmax-",
+            env!("CARGO_PKG_VERSION"),
+            "-",
+            $file
+        )
     };
 }
 
