@@ -99,11 +99,30 @@ impl<const N: usize> RowSpace<N> {
         self.rows == 0 || self.cols == 0
     }
 
+    /// An error where `operand` reaches past a storage of `len` elements. No tensor does; a layout made by
+    /// hand can.
+    pub fn check_within(&self, op: &str, operand: &Operand, len: usize) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let steps = (self.dims.iter().zip(&operand.row_strides)).map(|(&n, &s)| (n, s));
+        let last = steps
+            .chain([(self.cols, operand.col_stride)])
+            .try_fold(operand.offset, |last, (size, stride)| {
+                last.checked_add((size - 1).checked_mul(stride)?)
+            });
+        if last.is_none_or(|last| last >= len) {
+            bail!("{op}: requires a layout within its storage of {len} elements, got offset {} with row strides {:?} and column stride {}",
+                operand.offset, operand.row_strides, operand.col_stride)
+        }
+        Ok(())
+    }
+
     /// Appends a row dim, or widens the last one when each operand steps through both evenly.
     fn push_dim(&mut self, size: usize, strides: [usize; N]) {
         let merges = !self.dims.is_empty()
             && (self.operands.iter().zip(strides))
-                .all(|(op, stride)| op.row_strides.last() == Some(&(stride * size)));
+                .all(|(op, stride)| op.row_strides.last().copied() == stride.checked_mul(size));
         for (op, stride) in self.operands.iter_mut().zip(strides) {
             if merges {
                 op.row_strides.pop();

@@ -24,6 +24,9 @@ pub fn map_rows<T: Element, const N: usize>(
     if space.is_empty() {
         return Ok(Vec::new());
     }
+    for (operand, input) in space.operands.iter().zip(inputs) {
+        space.check_within("online-softmax", operand, input.len())?;
+    }
     let cols = space.cols;
     let mut by_row = zeros(space)?;
     for_each_row(
@@ -63,6 +66,7 @@ pub fn map_rows_in_place<T: Element>(
     if space.is_empty() {
         return Ok(());
     }
+    space.check_within("online-softmax", &space.operands[0], data.len())?;
     let (operand, cols) = (&space.operands[0], space.cols);
     let side_by_side = operand.row_strides.iter().all(|&s| s == cols) && space.dims.len() <= 1;
     if side_by_side && operand.col_stride == 1 {

@@ -43,7 +43,7 @@ pub fn softmax(op: &'static str, x: &CudaStorage, at: &Layout, dim: usize) -> Re
     let space = RowSpace::new(op, [at, &y_at], dim)?;
     with_type!(float, T => {
         let call = Call { op, row_op: RowOp::Softmax, float, space };
-        let y = call.into_new([T::as_cuda_slice(x)?], x.device())?;
+        let y = call.run_new([T::as_cuda_slice(x)?], x.device())?;
         Ok(T::wrap_cuda_slice(y, x.device().clone()))
     })
 }
@@ -78,7 +78,7 @@ pub fn softmax_backward(
     let space = RowSpace::new(op, [y_at, g_at, &dx_at], dim)?;
     with_type!(float, T => {
         let call = Call { op, row_op: RowOp::SoftmaxBackward, float, space };
-        let dx = call.into_new([T::as_cuda_slice(y)?, T::as_cuda_slice(g)?], y.device())?;
+        let dx = call.run_new([T::as_cuda_slice(y)?, T::as_cuda_slice(g)?], y.device())?;
         Ok(T::wrap_cuda_slice(dx, y.device().clone()))
     })
 }
@@ -93,11 +93,14 @@ struct Call<const N: usize> {
 
 impl<const N: usize> Call<N> {
     /// Runs over `inputs` into a new contiguous storage.
-    fn into_new<T: DeviceRepr, const INPUTS: usize>(
+    fn run_new<T: DeviceRepr, const INPUTS: usize>(
         &self,
         inputs: [&CudaSlice<T>; INPUTS],
         device: &CudaDevice,
     ) -> Result<CudaSlice<T>> {
+        for (operand, input) in self.space.operands.iter().zip(inputs) {
+            (self.space).check_within(self.op, operand, input.len())?;
+        }
         let len = self.space.rows * self.space.cols;
         // SAFETY: the kernel writes every element of every row, and the output has no others.
         // Candle's empty tensors need a storage too; the driver refuses one of no bytes.
@@ -113,6 +116,7 @@ impl<const N: usize> Call<N> {
 
     /// Runs over the one input into itself.
     fn in_place<T: DeviceRepr>(&self, x: &mut CudaSlice<T>, device: &CudaDevice) -> Result<()> {
+        (self.space).check_within(self.op, &self.space.operands[0], x.len())?;
         let pointer = x.device_ptr(&device.cuda_stream()).0;
         let len = x.len();
         self.launch(&[(pointer, len)], x, device)
