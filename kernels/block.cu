@@ -11,23 +11,20 @@
 using namespace online;
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, N)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(512, 1) block_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {              \
-    __shared__ Slots<D::Compute> slots;                                                                                          \
-    Block<D::Compute> merge(slots);                                                                                              \
-    for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) {                                                                    \
+  extern "C" __global__ void __launch_bounds__(512, 1) block_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {           \
+    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
       Row<D, int> from(x, rows, x_at, r, (int)rows.cols, WARP), to(y, rows, y_at, r, (int)rows.cols, WARP);                      \
       CachedSoftmax<D>::row<N>(from, to, threadIdx.x, threads, merge);                                                           \
-    }                                                                                                                            \
+    });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N)                                                                        \
   extern "C" __global__ void __launch_bounds__(512, 1) block_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
-    __shared__ Slots<D::Compute> slots;                                                                                          \
-    Block<D::Compute> merge(slots);                                                                                              \
-    for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) {                                                                    \
-      Row<D, int> ys(y, rows, y_at, r, (int)rows.cols, WARP), gs(g, rows, g_at, r, (int)rows.cols, WARP), to(dx, rows, dx_at, r, (int)rows.cols, WARP); \
+    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
+      Row<D, int> ys(y, rows, y_at, r, (int)rows.cols, WARP), gs(g, rows, g_at, r, (int)rows.cols, WARP);                        \
+      Row<D, int> to(dx, rows, dx_at, r, (int)rows.cols, WARP);                                                                  \
       CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, threads, merge);                                                 \
-    }                                                                                                                            \
+    });                                                                                                                          \
   }
 
 // The most vectors of a thread: see `variants` in src/plan.rs.

@@ -6,36 +6,32 @@
 
 namespace online {
 
-struct F16 {
+// What the half types share: two elements in a word, the first in its low bits.
+struct Halves {
   typedef u16 Storage;
   typedef float Compute;
   static constexpr int LEN = 8; // elements in 16 bytes
   static constexpr bool EXACT_EXP = false;
-  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_f16((u16)(x.w[i / 2] >> (16 * (i % 2)))); }
-  static __device__ __forceinline__ void set(Words &x, int i, float v) {
-    u32 bits = narrow_f16(v);
-    x.w[i / 2] = i % 2 ? (x.w[i / 2] | bits << 16) : bits;
-  }
   static __device__ __forceinline__ u16 raw(const Words &x, int i) { return (u16)(x.w[i / 2] >> (16 * (i % 2))); }
   static __device__ __forceinline__ void set_raw(Words &x, int i, u16 v) {
     u32 at = 16 * (i % 2);
     x.w[i / 2] = (x.w[i / 2] & ~(0xffffu << at)) | (u32)v << at;
   }
+  // Element i of a vector that is filled from element 0 on: needs no old bits.
+  static __device__ __forceinline__ void push_raw(Words &x, int i, u16 v) {
+    x.w[i / 2] = i % 2 ? (x.w[i / 2] | (u32)v << 16) : v;
+  }
+};
+
+struct F16 : Halves {
+  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_f16(raw(x, i)); }
+  static __device__ __forceinline__ void set(Words &x, int i, float v) { push_raw(x, i, narrow_f16(v)); }
   static __device__ __forceinline__ u16 lowest() { return 0xfc00u; } // -inf
 };
 
-struct BF16 {
-  typedef u16 Storage;
-  typedef float Compute;
-  static constexpr int LEN = 8;
-  static constexpr bool EXACT_EXP = false;
-  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_bf16(F16::raw(x, i)); }
-  static __device__ __forceinline__ void set(Words &x, int i, float v) {
-    u32 bits = narrow_bf16(v);
-    x.w[i / 2] = i % 2 ? (x.w[i / 2] | bits << 16) : bits;
-  }
-  static __device__ __forceinline__ u16 raw(const Words &x, int i) { return F16::raw(x, i); }
-  static __device__ __forceinline__ void set_raw(Words &x, int i, u16 v) { F16::set_raw(x, i, v); }
+struct BF16 : Halves {
+  static __device__ __forceinline__ float get(const Words &x, int i) { return widen_bf16(raw(x, i)); }
+  static __device__ __forceinline__ void set(Words &x, int i, float v) { push_raw(x, i, narrow_bf16(v)); }
   static __device__ __forceinline__ u16 lowest() { return 0xff80u; }
 };
 

@@ -8,6 +8,7 @@
 // (m, d) states are merged n at a time: m = max m_i, d = sum d_i * exp(m_i - m), which costs one
 // exponential a thread where merging two by two costs one a level.
 #pragma once
+#include "rows.cuh"
 #include "state.cuh"
 
 namespace online {
@@ -70,5 +71,12 @@ template <class C> struct Block {
     return group_sum(x, WARP);
   }
 };
+
+// Calls body(row, merge) for each row of this block, which owns it whole.
+template <class D, class Body> __device__ __forceinline__ void for_each_block_row(const Rows &rows, Body body) {
+  __shared__ Slots<typename D::Compute> slots;
+  Block<typename D::Compute> merge(slots);
+  for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) body(r, merge);
+}
 
 } // namespace online

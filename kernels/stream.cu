@@ -78,25 +78,22 @@ template <class D> struct StreamSoftmaxBackward {
 };
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, N)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {             \
-    __shared__ Slots<D::Compute> slots;                                                                                          \
-    Block<D::Compute> merge(slots);                                                                                              \
+  extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {          \
     i64 vectors = (rows.cols + D::LEN - 1) / D::LEN;                                                                             \
-    for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) {                                                                    \
+    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
       Row<D, i64> from(x, rows, x_at, r, rows.cols, WARP), to(y, rows, y_at, r, rows.cols, WARP);                                \
       StreamSoftmax<D>::row<N>(from, to, vectors, threads, merge);                                                               \
-    }                                                                                                                            \
+    });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N)                                                                        \
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
-    __shared__ Slots<D::Compute> slots;                                                                                          \
-    Block<D::Compute> merge(slots);                                                                                              \
     i64 vectors = (rows.cols + D::LEN - 1) / D::LEN;                                                                             \
-    for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) {                                                                    \
-      Row<D, i64> ys(y, rows, y_at, r, rows.cols, WARP), gs(g, rows, g_at, r, rows.cols, WARP), to(dx, rows, dx_at, r, rows.cols, WARP); \
+    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
+      Row<D, i64> ys(y, rows, y_at, r, rows.cols, WARP), gs(g, rows, g_at, r, rows.cols, WARP);                                  \
+      Row<D, i64> to(dx, rows, dx_at, r, rows.cols, WARP);                                                                       \
       StreamSoftmaxBackward<D>::row<N>(ys, gs, to, vectors, threads, merge);                                                     \
-    }                                                                                                                            \
+    });                                                                                                                          \
   }
 
 #define TABLE(dtype, D)                                                                                                          \

@@ -16,6 +16,7 @@ type Buffers<T, const N: usize> = [Vec<<T as Element>::Compute>; N];
 /// Applies `row_op` to each row; the results are contiguous, with `inner` elements between a row's
 /// columns (the product of the dims after the reduced one).
 pub fn map_rows<T: Element, const N: usize>(
+    op: &str,
     space: &RowSpace<N>,
     inputs: [&[T]; N],
     inner: usize,
@@ -25,10 +26,10 @@ pub fn map_rows<T: Element, const N: usize>(
         return Ok(Vec::new());
     }
     for (operand, input) in space.operands.iter().zip(inputs) {
-        space.check_within("online-softmax", operand, input.len())?;
+        space.check_within(op, operand, input.len())?;
     }
     let cols = space.cols;
-    let mut by_row = zeros(space)?;
+    let mut by_row = zeros(op, space)?;
     for_each_row(
         &mut by_row,
         cols,
@@ -43,7 +44,7 @@ pub fn map_rows<T: Element, const N: usize>(
     if inner == 1 {
         return Ok(by_row);
     }
-    let mut result = zeros(space)?;
+    let mut result = zeros(op, space)?;
     // (outer, inner, cols) -> (outer, cols, inner), a run of `inner` elements at a time.
     result
         .par_chunks_mut(inner)
@@ -59,6 +60,7 @@ pub fn map_rows<T: Element, const N: usize>(
 
 /// Applies `row_op` to each row of `data` where it lies.
 pub fn map_rows_in_place<T: Element>(
+    op: &str,
     space: &RowSpace<1>,
     data: &mut [T],
     row_op: impl Fn(&mut Buffers<T, 1>) + Sync,
@@ -66,7 +68,7 @@ pub fn map_rows_in_place<T: Element>(
     if space.is_empty() {
         return Ok(());
     }
-    space.check_within("online-softmax", &space.operands[0], data.len())?;
+    space.check_within(op, &space.operands[0], data.len())?;
     let (operand, cols) = (&space.operands[0], space.cols);
     let side_by_side = operand.row_strides.iter().all(|&s| s == cols) && space.dims.len() <= 1;
     if side_by_side && operand.col_stride == 1 {
@@ -80,7 +82,7 @@ pub fn map_rows_in_place<T: Element>(
         return Ok(());
     }
     // Rows that interleave cannot be handed to threads as slices: results go through a buffer.
-    let results = map_rows(space, [&*data], 1, row_op)?;
+    let results = map_rows(op, space, [&*data], 1, row_op)?;
     for (row, result) in results.chunks(cols).enumerate() {
         let start = operand.row_offset(&space.dims, row);
         for (c, &x) in result.iter().enumerate() {
@@ -91,7 +93,7 @@ pub fn map_rows_in_place<T: Element>(
 }
 
 /// Room for every element, or an error: a broadcast view can stand for more than memory holds.
-fn zeros<T: Element, const N: usize>(space: &RowSpace<N>) -> Result<Vec<T>> {
+fn zeros<T: Element, const N: usize>(op: &str, space: &RowSpace<N>) -> Result<Vec<T>> {
     let mut data = Vec::new();
     let len = space.rows.checked_mul(space.cols);
     match len.map(|len| (len, data.try_reserve_exact(len))) {
@@ -100,7 +102,7 @@ fn zeros<T: Element, const N: usize>(space: &RowSpace<N>) -> Result<Vec<T>> {
             Ok(data)
         }
         _ => Err(Error::msg(format!(
-            "online-softmax: requires memory for {} rows of {} columns, got none",
+            "{op}: requires memory for {} rows of {} columns, got none",
             space.rows, space.cols
         ))),
     }

@@ -134,7 +134,13 @@ impl<const N: usize> Call<N> {
             return Ok(());
         }
         let limits = modules::limits(device)?;
-        let plan = plan(self.row_op, self.float, space.cols, self.access(), &limits);
+        let plan = plan(
+            self.row_op,
+            self.float,
+            space.cols,
+            self.access(inputs),
+            &limits,
+        );
         let function = modules::function(device, &plan)?;
         let rows = params::Rows::new(self.op, space)?;
         let lens = inputs.iter().map(|&(_, len)| len).chain([out.len()]);
@@ -167,12 +173,14 @@ impl<const N: usize> Call<N> {
     }
 
     /// The fastest access that every operand allows.
-    fn access(&self) -> Access {
+    fn access(&self, inputs: &[(u64, usize)]) -> Access {
+        // What candle allocates starts on 256 bytes; memory that a caller wrapped need not.
+        let bases_aligned = inputs.iter().all(|(pointer, _)| pointer.is_multiple_of(16));
         let operands = &self.space.operands;
         let size = self.float.size();
         if operands.iter().any(|o| o.col_stride != 1) {
             Access::Strided
-        } else if operands.iter().all(|o| o.is_vector_aligned(size)) {
+        } else if bases_aligned && operands.iter().all(|o| o.is_vector_aligned(size)) {
             Access::Aligned
         } else {
             Access::Unaligned

@@ -1,38 +1,32 @@
 //! Compiled kernels, loaded once a GPU and process, and what plans need to know of a GPU.
+//!
+//! Not through candle's `get_or_load_custom_func`: it takes PTX only, keeps modules by device object
+//! and name, and asks the driver for the function in each call.
 
 use crate::plan::{DeviceLimits, Family, LaunchPlan};
-use candle_core::cuda_backend::cudarc::driver::{sys::CUdevice_attribute, CudaFunction};
+use candle_core::cuda_backend::cudarc::driver::{
+    sys::CUdevice_attribute, CudaContext, CudaFunction, CudaModule,
+};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, Result};
 use std::collections::HashMap;
-use std::sync::{OnceLock, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
-mod ptx {
+mod fat_binary {
     // One constant a file of kernels/*.cu, from build.rs.
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
-}
-
-/// Candle keys custom modules by name alone: ours carry the crate and its version, so that two
-/// versions in one process do not take each other's kernels.
-macro_rules! module_name {
-    ($file:literal) => {
-        concat!(
-            "candle-online-softmax-",
-            env!("CARGO_PKG_VERSION"),
-            "-",
-            $file
-        )
-    };
 }
 
 /// What is kept for a GPU.
 struct Gpu {
     limits: DeviceLimits,
+    modules: HashMap<Family, Arc<CudaModule>>,
     functions: HashMap<LaunchPlan, CudaFunction>,
 }
 
 /// By CUDA context: every candle device on one GPU shares its primary context, and so the modules.
-/// A function keeps its context alive, so an entry never outlives what it names.
+/// A module keeps its context alive, so an entry never outlives what it names.
 type Gpus = HashMap<usize, Gpu>;
 
 fn gpus() -> &'static RwLock<Gpus> {
@@ -62,15 +56,11 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
         max_grid_x: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
     };
     let mut gpus = gpus().write().unwrap_or_else(|e| e.into_inner());
-    gpus.entry(key).or_insert_with(|| Gpu {
-        limits,
-        functions: HashMap::new(),
-    });
+    gpus.entry(key).or_insert_with(|| Gpu::new(limits));
     Ok(limits)
 }
 
-/// The kernel of `plan`: one lock and one hash after the first call. Candle's own look-up asks the
-/// driver each time.
+/// The kernel of `plan`: one lock and one hash after the first call.
 pub fn function(device: &CudaDevice, plan: &LaunchPlan) -> Result<CudaFunction> {
     let key = context_key(device);
     {
@@ -79,17 +69,36 @@ pub fn function(device: &CudaDevice, plan: &LaunchPlan) -> Result<CudaFunction> 
             return Ok(function.clone());
         }
     }
-    let (module, ptx) = match plan.family {
-        Family::Warp => (module_name!("warp"), ptx::WARP),
-        Family::Block => (module_name!("block"), ptx::BLOCK),
-        Family::Stream => (module_name!("stream"), ptx::STREAM),
-    };
-    let function = device
-        .get_or_load_custom_func(&plan.kernel_name(), module, ptx)?
-        .into_cuda_function();
+    let limits = limits(device)?;
     let mut gpus = gpus().write().unwrap_or_else(|e| e.into_inner());
-    if let Some(gpu) = gpus.get_mut(&key) {
-        gpu.functions.insert(plan.clone(), function.clone());
-    }
+    let gpu = gpus.entry(key).or_insert_with(|| Gpu::new(limits));
+    let module = gpu.module(plan.family, device.cuda_stream().context())?;
+    let function = module.load_function(&plan.kernel_name()).w()?;
+    gpu.functions.insert(plan.clone(), function.clone());
     Ok(function)
+}
+
+impl Gpu {
+    fn new(limits: DeviceLimits) -> Self {
+        Self {
+            limits,
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+        }
+    }
+
+    /// The module of `family`, loaded if this is its first use.
+    fn module(&mut self, family: Family, context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
+        if let Some(module) = self.modules.get(&family) {
+            return Ok(module.clone());
+        }
+        let image = match family {
+            Family::Warp => fat_binary::WARP,
+            Family::Block => fat_binary::BLOCK,
+            Family::Stream => fat_binary::STREAM,
+        };
+        let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;
+        self.modules.insert(family, module.clone());
+        Ok(module)
+    }
 }

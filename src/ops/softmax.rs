@@ -101,7 +101,7 @@ impl CustomOp1 for SoftmaxDim {
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let space = RowSpace::new(NAME, [layout], self.dim)?;
         let inner = inner_len(layout, self.dim);
-        let y = map_float!(NAME, x, x => map_rows(&space, [x], inner, |[x]| softmax_row(x))?);
+        let y = map_float!(NAME, x, x => map_rows(NAME, &space, [x], inner, |[x]| softmax_row(x))?);
         Ok((y, layout.shape().clone()))
     }
 
@@ -152,7 +152,7 @@ impl InplaceOp1 for OnlineSoftmax {
     fn cpu_fwd(&self, x: &mut CpuStorage, layout: &Layout) -> Result<()> {
         check_distinct(NAME, layout)?;
         let space = RowSpace::new(NAME, [layout], SoftmaxDim::last(layout).dim)?;
-        map_float_mut!(NAME, x, x => map_rows_in_place(&space, x, |[x]| softmax_row(x)))
+        map_float_mut!(NAME, x, x => map_rows_in_place(NAME, &space, x, |[x]| softmax_row(x)))
     }
 
     #[cfg(feature = "cuda")]

@@ -32,7 +32,7 @@ impl CustomOp2 for SoftmaxBackward {
     ) -> Result<(CpuStorage, Shape)> {
         let space = RowSpace::new(NAME, [y_layout, g_layout], self.dim)?;
         let inner = inner_len(y_layout, self.dim);
-        let dx = map_float!(NAME, y, g, (y, g) => map_rows(&space, [y, g], inner, |[y, g]| {
+        let dx = map_float!(NAME, y, g, (y, g) => map_rows(NAME, &space, [y, g], inner, |[y, g]| {
             softmax_backward_row(y, g)
         })?);
         Ok((dx, y_layout.shape().clone()))

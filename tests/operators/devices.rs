@@ -90,7 +90,8 @@ mod cuda {
             // cudarc panics where the driver library itself is missing.
             std::panic::catch_unwind(|| Device::new_cuda(0))
                 .map_err(|_| "the CUDA driver could not be loaded".to_string())?
-                .map_err(|error| error.to_string())
+                // The first line alone: candle appends a backtrace under RUST_BACKTRACE.
+                .map_err(|error| error.to_string().lines().next().unwrap_or_default().into())
         })
     }
 }
