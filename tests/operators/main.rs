@@ -13,7 +13,7 @@
 //! | `graph`, `giant`, `threads` | CUDA graphs, tensors past 2^32 elements, concurrent callers |
 //!
 //! `cargo test --test operators` runs the CPU half. On a machine with a GPU:
-//! `COS_REQUIRE_CUDA=1 cargo test --release --features cuda --test operators`; each GPU test then
+//! `COS_REQUIRE_CUDA=1 cargo test --release --features cuda --test operators`, or `scripts/gpu-check.sh`; each then
 //! writes a numbered line `RAN ON CUDA`, and a missing device is a failure instead of a skip.
 
 #[macro_use]

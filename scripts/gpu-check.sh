@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# All GPU tests of tests/operators on the GPU of this machine, then the same under compute-sanitizer's memcheck,
+# racecheck and initcheck. Fails if a test fails, none ran on CUDA, or a sanitizer reports anything.
+#
+#   scripts/gpu-check.sh [OUT_DIR]      logs go to OUT_DIR (default: target/gpu-check)
+#
+# Needs cargo and nvcc, or OPERATORS=FILE: the test binary, built elsewhere. Under the sanitizers, which slow a launch
+# 50 times or more, the tests of every length and of tensors past 2^32 elements are left out (the other tests hold
+# every kernel family, dtype and layout), and racecheck takes one test at a time: with stream captures beside other
+# tests' launches it stopped for good (H200, driver 580.159.04).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=${1:-target/gpu-check}
+mkdir -p "$out"
+if [ -z "${OPERATORS:-}" ]; then
+    OPERATORS=$(cargo test --release --features cuda --test operators --no-run --message-format json |
+        python3 -c 'import json, sys
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("executable") and m["target"]["name"] == "operators": print(m["executable"])')
+fi
+export COS_REQUIRE_CUDA=1
+failed=0
+
+check() { # NAME COMMAND...: runs it, keeps its output in OUT_DIR/NAME.log, says what came of it
+    local name=$1 rc=0 began=$SECONDS
+    shift
+    "$@" >"$out/$name.log" 2>&1 || rc=$?
+    local ran
+    ran=$(grep -c 'RAN ON CUDA' "$out/$name.log" || true)
+    echo "$name: exit $rc, $ran tests ran on CUDA, $((SECONDS - began)) s; $(grep -hE '^test result|SUMMARY' "$out/$name.log" | tr '\n' ' ')"
+    [ "$rc" = 0 ] && [ "$ran" -gt 0 ] || failed=1
+}
+
+check tests "$OPERATORS" cuda graph giant
+short=(cuda graph --skip giant --skip every_plan --skip formula_plan)
+for tool in memcheck racecheck initcheck; do
+    threads=()
+    [ $tool = racecheck ] && threads=(--test-threads=1)
+    check $tool compute-sanitizer --tool $tool --error-exitcode 9 "$OPERATORS" "${short[@]}" "${threads[@]}"
+done
+exit $failed
