@@ -13,6 +13,23 @@
 
 namespace online {
 
+// A sum of many terms by one thread, as if in twice the precision (Neumaier). A plain sum of 2^13 terms in
+// f32, one thread's of a row of 16 million, drifts by up to 7e-5.
+template <class C> struct Sum {
+  C high, low;
+
+  __device__ __forceinline__ void add_term(C x) {
+    C sum = add(high, x), of_x = add(sum, -high);
+    low = add(low, add(add(high, -add(sum, -of_x)), add(x, -of_x)));
+    high = sum;
+  }
+  __device__ __forceinline__ void rescale(C factor) {
+    high = mul(high, factor);
+    low = mul(low, factor);
+  }
+  __device__ __forceinline__ C total() const { return add(high, low); }
+};
+
 template <class C> __device__ __forceinline__ C group_max(C x, int lanes) {
   for (int step = lanes / 2; step > 0; step /= 2) x = largest(x, shuffle_xor(x, step, WARP));
   return x;

@@ -16,9 +16,9 @@ template <class D> struct StreamSoftmax {
 
   template <int N, class Row, class Merge>
   static __device__ __forceinline__ void row(const Row &x, const Row &y, i64 vectors, int threads, Merge &merge) {
-    State<D> state = State<D>::identity();
-    for (i64 v = threadIdx.x; v < vectors; v += (i64)N * threads) fold<N>(x, v, threads, state);
-    State<D> whole = merge.template merge<D>(state);
+    Share share = {-Limits<C>::infinity(), {C(0), C(0)}};
+    for (i64 v = threadIdx.x; v < vectors; v += (i64)N * threads) fold<N>(x, v, threads, share);
+    State<D> whole = merge.template merge<D>(State<D>{share.m, share.d.total()});
     C ref = reference(whole.m), scale = whole.scale(whole.m);
     // Whole turns, so that every lane of a warp calls every store.
     for (i64 turn = 0; turn < vectors; turn += threads) {
@@ -30,17 +30,23 @@ template <class D> struct StreamSoftmax {
     }
   }
 
-  template <int N, class Row> static __device__ __forceinline__ void fold(const Row &x, i64 v, int threads, State<D> &state) {
+  // A thread's (m, d) so far.
+  struct Share {
+    C m;
+    Sum<C> d;
+  };
+
+  template <int N, class Row> static __device__ __forceinline__ void fold(const Row &x, i64 v, int threads, Share &share) {
     Words raw[N];
 #pragma unroll
     for (int k = 0; k < N; ++k) raw[k] = x.load(v + (i64)k * threads, D::lowest());
-    C m = state.m;
+    C m = share.m;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
       for (int i = 0; i < D::LEN; ++i) m = largest(m, D::get(raw[k], i));
     }
-    C ref = reference(m), d = state.rescaled(m);
+    C ref = reference(m), d = C(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       C e[D::LEN];
@@ -48,7 +54,9 @@ template <class D> struct StreamSoftmax {
       for (int i = 0; i < D::LEN; ++i) e[i] = exp_diff<D>(D::get(raw[k], i), ref);
       d = add(d, tree_sum(e));
     }
-    state = State<D>{m, d};
+    share.d.rescale(exp_diff<D>(share.m, ref));
+    share.d.add_term(d);
+    share.m = m;
   }
 };
 
@@ -58,7 +66,7 @@ template <class D> struct StreamSoftmaxBackward {
 
   template <int N, class Row, class Merge>
   static __device__ __forceinline__ void row(const Row &y, const Row &g, const Row &dx, i64 vectors, int threads, Merge &merge) {
-    C s = C(0);
+    Sum<C> share = {C(0), C(0)};
     for (i64 v = threadIdx.x; v < vectors; v += (i64)N * threads) {
       Words ys[N], gs[N];
 #pragma unroll
@@ -66,10 +74,12 @@ template <class D> struct StreamSoftmaxBackward {
         ys[k] = y.load(v + (i64)k * threads, 0);
         gs[k] = g.load(v + (i64)k * threads, 0);
       }
+      C p = C(0);
 #pragma unroll
-      for (int k = 0; k < N; ++k) s = add(s, Vector::product_sum(ys[k], gs[k]));
+      for (int k = 0; k < N; ++k) p = add(p, Vector::product_sum(ys[k], gs[k]));
+      share.add_term(p);
     }
-    s = merge.sum(s);
+    C s = merge.sum(share.total());
     for (i64 turn = 0; turn < vectors; turn += threads) {
       i64 v = turn + threadIdx.x;
       dx.store(v, Vector::gradient(y.load(v, 0), g.load(v, 0), s));

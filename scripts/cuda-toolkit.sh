@@ -30,6 +30,7 @@ esac
 [ $# -le 1 ] || die "too many arguments (usage: cuda-toolkit.sh [PREFIX])"
 prefix=${1:-${XDG_CACHE_HOME:-${HOME:?HOME is not set: give a PREFIX}/.cache}/candle-online-softmax/cuda-13.0}
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
+while [[ $prefix == */ ]]; do prefix=${prefix%/}; done
 case $prefix in *[\'\ :]*) die "PREFIX must be free of spaces, colons and quotes: $prefix" ;; esac
 
 # Every function that cuda.h declares, old versions included, each answering CUDA_ERROR_STUB_LIBRARY (34): enough to

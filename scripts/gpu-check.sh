@@ -4,15 +4,18 @@
 #
 #   scripts/gpu-check.sh [OUT_DIR]      logs go to OUT_DIR (default: target/gpu-check)
 #
-# Needs cargo and nvcc, or OPERATORS=FILE: the test binary, built elsewhere. Under the sanitizers, which slow a launch
+# Needs compute-sanitizer (in CUDA toolkits; scripts/cuda-toolkit.sh does not bring it), and cargo, python3 and nvcc or
+# OPERATORS=FILE: the test binary, built elsewhere. Under the sanitizers, which slow a launch
 # 50 times or more, the tests of every length and of tensors past 2^32 elements are left out (the other tests hold
 # every kernel family, dtype and layout), and racecheck takes one test at a time: with stream captures beside other
 # tests' launches it stopped for good (H200, driver 580.159.04).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "${1:-$root/target/gpu-check}"
+out=$(cd "${1:-$root/target/gpu-check}" && pwd)
+[ -z "${OPERATORS:-}" ] || OPERATORS=$(realpath "$OPERATORS")
+cd "$root"
 
-out=${1:-target/gpu-check}
-mkdir -p "$out"
 if [ -z "${OPERATORS:-}" ]; then
     OPERATORS=$(cargo test --release --features cuda --test operators --no-run --message-format json |
         python3 -c 'import json, sys

@@ -20,9 +20,10 @@ gate() {
     out=$(mktemp -d "$tmp/XXXXXX")
     compgen -G "$dir/*.cu" >/dev/null || { echo "FAIL: no .cu file in $dir"; return 1; }
     for cu in "$dir"/*.cu; do for arch in "$@"; do echo "$arch $cu"; done; done |
-        FLAGS=$(<"$root/kernels/nvcc-flags.txt") OUT=$out xargs -P "$(nproc)" -L 1 bash -c '
-            log=$OUT/$1.$(basename "$2" .cu)
-            nvcc $FLAGS -cubin -arch=sm_$1 -Xptxas -v -o "$log.cubin" "$2" >"$log.log" 2>&1 || touch "$log.failed"' gate
+        FLAGS=$(<"$root/kernels/nvcc-flags.txt") OUT=$out xargs -P "$(nproc)" -d "\n" -n 1 bash -c '
+            arch=${1%% *} cu=${1#* }
+            log=$OUT/$arch.$(basename "$cu" .cu)
+            nvcc $FLAGS -cubin -arch=sm_$arch -Xptxas -v -o "$log.cubin" "$cu" >"$log.log" 2>&1 || touch "$log.failed"' gate
     for job in "$out"/*.failed; do
         [ -e "$job" ] || continue
         job=${job%.failed}

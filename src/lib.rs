@@ -1,4 +1,5 @@
-//! One-pass softmax for [candle](https://github.com/huggingface/candle).
+//! Softmax for [candle](https://github.com/huggingface/candle) by the online normaliser: on CUDA one kernel, and one
+//! pass over memory for rows of up to 32768 columns (f64: 8192).
 //!
 //! [`OnlineSoftmax`] normalises the last dim of a tensor of any strides, in f16, bf16, f32 or f64, on
 //! the CPU and (feature `cuda`) on CUDA, and gradients flow through it:

@@ -27,6 +27,7 @@ impl Operand {
     pub fn row_offset(&self, dims: &[usize], row: usize) -> usize {
         let (mut offset, mut rest) = (self.offset, row);
         for (&size, &stride) in dims.iter().zip(&self.row_strides).rev() {
+            let size = size.max(1); // no rows at all
             offset += (rest % size) * stride;
             rest /= size;
         }
@@ -57,7 +58,12 @@ pub struct RowSpace<const N: usize> {
 impl<const N: usize> RowSpace<N> {
     /// Rows of `layouts` along `dim`. All layouts must have the same shape; rank 0 is one row of one
     /// column.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that differ, a `dim` not below the rank, more elements than an isize counts.
     pub fn new(op: &'static str, layouts: [&Layout; N], dim: usize) -> Result<Self> {
+        const { assert!(N > 0, "an op has an operand") };
         let shape = layouts[0].shape();
         if let Some(other) = layouts.iter().find(|l| l.shape() != shape) {
             bail!(
@@ -72,10 +78,17 @@ impl<const N: usize> RowSpace<N> {
                 sizes.len()
             )
         }
+        // Broadcast views can stand for more elements than a usize counts.
+        if checked_product(sizes).is_none_or(|len| len > isize::MAX as usize) {
+            bail!(
+                "{op}: requires a shape of at most {} elements, got {shape:?}",
+                isize::MAX
+            )
+        }
         let is_row_dim = |&i: &usize| i != dim && sizes[i] != 1;
         let row_dims: Vec<usize> = (0..sizes.len()).filter(is_row_dim).collect();
         let mut space = Self {
-            rows: row_dims.iter().map(|&i| sizes[i]).product(),
+            rows: checked_product(row_dims.iter().map(|&i| &sizes[i])).unwrap_or(0),
             cols: sizes.get(dim).copied().unwrap_or(1),
             dims: Vec::with_capacity(row_dims.len()),
             operands: layouts.map(|l| Operand {
@@ -130,10 +143,20 @@ impl<const N: usize> RowSpace<N> {
             op.row_strides.push(stride);
         }
         match self.dims.last_mut() {
-            Some(last) if merges => *last *= size,
+            // Wraps only beside a dim of size 0, where no row is ever looked at.
+            Some(last) if merges => *last = last.wrapping_mul(size),
             _ => self.dims.push(size),
         }
     }
+}
+
+/// The product, 0 where a factor is, or none where it overflows.
+fn checked_product<'a>(sizes: impl IntoIterator<Item = &'a usize> + Clone) -> Option<usize> {
+    if sizes.clone().into_iter().any(|&size| size == 0) {
+        return Some(0);
+    }
+    let mut sizes = sizes.into_iter();
+    sizes.try_fold(1usize, |product, &size| product.checked_mul(size))
 }
 
 #[cfg(test)]
@@ -209,6 +232,26 @@ mod tests {
         assert_eq!((no_cols.rows, no_cols.cols), (4, 0));
         assert!(no_cols.is_empty());
         assert!(RowSpace::new("op", [&Layout::contiguous((0, 2))], 1)?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn shapes_past_counting_are_an_error_or_empty() -> Result<()> {
+        let huge = 1usize << 32;
+        for dims in [[huge, huge, 2], [2, huge, huge]] {
+            for dim in 0..3 {
+                let err = RowSpace::new("op", [&layout(&dims, &[0, 0, 0], 0)], dim).unwrap_err();
+                assert!(
+                    err.to_string().contains("op: requires a shape of at most"),
+                    "{err}"
+                );
+            }
+        }
+        for dim in 0..3 {
+            let space = RowSpace::new("op", [&layout(&[huge, huge, 0], &[0, 0, 1], 0)], dim)?;
+            assert!(space.is_empty());
+            assert_eq!(space.operands[0].row_offset(&space.dims, 0), 0);
+        }
         Ok(())
     }
 

@@ -28,6 +28,7 @@ pub struct Cli {
     /// The same seed writes the same text.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Where to run; cuda needs a build with `--features cuda`.
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: DeviceArg,
     /// Type of weights and activations.

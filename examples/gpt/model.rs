@@ -405,7 +405,7 @@ fn get(vb: &VarBuilder, name: &str, shape: &[usize], init: Init) -> Result<Tenso
                 full_name(),
                 found.dims()
             )),
-            _ => error.context(format!("tensor {}", full_name())),
+            _ => Error::Msg(format!("tensor {}: {error}", full_name())),
         }
     };
     vb.get_with_hints(shape, name, init).map_err(explain)

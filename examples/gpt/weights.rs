@@ -67,7 +67,13 @@ impl Files {
         let in_file = |name: &str| format!("{}/{name}", self.origin);
         let config: Config =
             serde_json::from_slice(&self.config).with_context(|| in_file(CONFIG))?;
-        let tokenizer = Tokenizer::from_bytes(&self.tokenizer)
+        let mut tokenizer = Tokenizer::from_bytes(&self.tokenizer)
+            .map_err(|error| anyhow!("{}: {error}", in_file(TOKENIZER)))?;
+        // Made for training batches: a prompt is neither cut nor filled up (and `tokenizers` panics
+        // where the file's truncation has a stride of its length or more).
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
             .map_err(|error| anyhow!("{}: {error}", in_file(TOKENIZER)))?;
         let pieces = tokenizer.get_vocab(true).into_values().max();
         let pieces = pieces.map_or(0, |id| id as usize + 1);

@@ -2,12 +2,21 @@
 
 use super::Real;
 use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 /// A tensor element: widened once into its compute type, narrowed once out of it.
 pub trait Element: Copy + Send + Sync + 'static {
     /// The type all arithmetic is done in.
-    type Compute: Real;
+    type Compute: Real + Element;
+
+    /// `len` zeros, in memory that the system hands out zeroed where it is fresh: nothing is written.
+    fn zeros(len: usize) -> Vec<Self>;
+
+    /// The elements themselves, where they are of the compute type already.
+    fn as_compute(elements: &[Self]) -> Option<&[Self::Compute]>;
+    /// As `as_compute`, to write to.
+    fn as_compute_mut(elements: &mut [Self]) -> Option<&mut [Self::Compute]>;
 
     /// Converts a slice; both have the same length.
     fn widen(from: &[Self], to: &mut [Self::Compute]);
@@ -15,14 +24,24 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn narrow(from: &[Self::Compute], to: &mut [Self]);
     /// Converts one element.
     fn widen_one(self) -> Self::Compute;
-    /// Rounds one element to nearest even.
-    fn narrow_one(x: Self::Compute) -> Self;
 }
 
 macro_rules! half_element {
     ($half:ty) => {
         impl Element for $half {
             type Compute = f32;
+
+            fn zeros(len: usize) -> Vec<Self> {
+                vec![0u16; len].reinterpret_into()
+            }
+
+            fn as_compute(_: &[Self]) -> Option<&[f32]> {
+                None
+            }
+
+            fn as_compute_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+                None
+            }
 
             fn widen(from: &[Self], to: &mut [f32]) {
                 from.convert_to_f32_slice(to)
@@ -35,10 +54,6 @@ macro_rules! half_element {
             fn widen_one(self) -> f32 {
                 self.to_f32()
             }
-
-            fn narrow_one(x: f32) -> Self {
-                <$half>::from_f32(x)
-            }
         }
     };
 }
@@ -47,6 +62,18 @@ macro_rules! real_element {
     ($real:ty) => {
         impl Element for $real {
             type Compute = $real;
+
+            fn zeros(len: usize) -> Vec<Self> {
+                vec![0.0; len]
+            }
+
+            fn as_compute(elements: &[Self]) -> Option<&[Self]> {
+                Some(elements)
+            }
+
+            fn as_compute_mut(elements: &mut [Self]) -> Option<&mut [Self]> {
+                Some(elements)
+            }
 
             fn widen(from: &[Self], to: &mut [Self]) {
                 to.copy_from_slice(from)
@@ -58,10 +85,6 @@ macro_rules! real_element {
 
             fn widen_one(self) -> Self {
                 self
-            }
-
-            fn narrow_one(x: Self) -> Self {
-                x
             }
         }
     };

@@ -4,8 +4,9 @@ mod element;
 mod real;
 mod row;
 mod rows;
+mod simd;
 
 pub use element::Element;
 pub use real::Real;
-pub use row::{softmax_backward_row, softmax_row};
+pub use row::{softmax_backward_row, softmax_row, softmax_row_in_place};
 pub use rows::{map_rows, map_rows_in_place};

@@ -1,4 +1,4 @@
-//! The compute types, f32 and f64, and their exponential.
+//! The compute types, f32 and f64, and what the exponential needs of each.
 
 /// A compute type: f32 for f16, bf16 and f32 tensors, f64 for f64 tensors.
 #[allow(missing_docs)]
@@ -12,6 +12,7 @@ pub trait Real:
     + std::ops::Sub<Output = Self>
     + std::ops::Mul<Output = Self>
     + std::ops::Div<Output = Self>
+    + std::ops::Neg<Output = Self>
     + 'static
 {
     const ZERO: Self;
@@ -20,15 +21,36 @@ pub trait Real:
     const NEG_INFINITY: Self;
     const NAN: Self;
 
+    /// 1.5 · 2^(mantissa bits): adding it rounds to an integer, which the low bits then hold.
+    const ROUND: Self;
+    const LOG2_E: Self;
+    const LN_2: Self;
+    /// 355/512, and what ln 2 is more than that: an integer of 15 bits times the former is exact.
+    const LN_2_HI: Self;
+    const LN_2_LO: Self;
+    /// Where |m| is larger, x - m is exact for every x whose exponential counts beside that of m
+    /// (Sterbenz: they are within a factor of two of each other).
+    const LARGE: Self;
+    /// The exponent bias, and how far above 1 the exponential of the maximum is put.
+    const BIAS: Self;
+    const HEADROOM: Self;
+    /// (e^r - 1 - r) / r^2 for |r| <= ln2/2, highest power first: Chebyshev fits.
+    const TAIL: &'static [Self];
+
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
     fn is_finite(self) -> bool;
+    fn is_nan(self) -> bool;
     fn ln(self) -> Self;
 
-    /// `exp(x - reference)`, with the difference taken as if exactly; `reference` is finite.
-    fn exp_diff(x: Self, reference: Self) -> Self;
+    /// `self * a + b`, rounded once where `FMA`.
+    fn mul_add<const FMA: bool>(self, a: Self, b: Self) -> Self;
+
+    /// 2^(k - low - bias) for `self` = ROUND + k: 0 for k = low.
+    fn power_of_two(self, low: Self) -> Self;
 
     /// The larger one; the other where one is NaN.
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         // A compare and select, which becomes one vector instruction; `self` is never NaN here.
         if other > self {
@@ -39,130 +61,106 @@ pub trait Real:
     }
 }
 
-impl Real for f32 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const INFINITY: Self = f32::INFINITY;
-    const NEG_INFINITY: Self = f32::NEG_INFINITY;
-    const NAN: Self = f32::NAN;
+macro_rules! real {
+    ($real:ident, $bits:ident, mantissa: $mantissa:literal, $($constants:tt)*) => {
+        impl Real for $real {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const INFINITY: Self = $real::INFINITY;
+            const NEG_INFINITY: Self = $real::NEG_INFINITY;
+            const NAN: Self = $real::NAN;
+            const ROUND: Self = 1.5 * (1u64 << $mantissa) as $real;
+            const LOG2_E: Self = std::$real::consts::LOG2_E;
+            const LN_2: Self = std::$real::consts::LN_2;
+            const LN_2_HI: Self = 355.0 / 512.0;
+            $($constants)*
 
-    fn from_f64(x: f64) -> Self {
-        x as f32
-    }
+            fn from_f64(x: f64) -> Self {
+                x as $real
+            }
 
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
 
-    fn is_finite(self) -> bool {
-        f32::is_finite(self)
-    }
+            fn is_finite(self) -> bool {
+                $real::is_finite(self)
+            }
 
-    fn ln(self) -> Self {
-        f32::ln(self)
-    }
+            fn is_nan(self) -> bool {
+                $real::is_nan(self)
+            }
 
-    /// Relative error below 3e-7 down to the smallest normal result, 0 below that. Branch-free, so
-    /// that LLVM vectorises the loops around it.
-    ///
-    /// `x - reference` alone may be off by 3.8e-6 (half an ulp of 64), which the exponential would
-    /// turn into a relative error of as much; the TwoSum term gives it back. Then exp(c) =
-    /// 2^j · e^r with |r| <= ln2/2, ln 2 in two parts, and the polynomial of Cephes' expf for e^r.
-    #[inline(always)]
-    fn exp_diff(x: Self, reference: Self) -> Self {
-        const LN2_HI: f32 = 0.693_359_4; // 355/512: j·LN2_HI is exact
-        const LN2_LO: f32 = -2.121_944_4e-4;
-        const ROUND: f32 = 12_582_912.0; // 1.5·2^23: adding it rounds to an integer
-        let d = x - reference;
-        let b = d - x;
-        let lost = (x - (d - b)) + (-reference - b);
-        let lost = if lost.abs() < 1.0 { lost } else { 0.0 }; // NaN where d is infinite
-        let c = if d > -88.0 { d } else { -88.0 };
-        let c = if c < 89.0 { c } else { 89.0 };
-        let k = c * std::f32::consts::LOG2_E + ROUND;
-        let j = k - ROUND;
-        let r = ((c - j * LN2_HI) - j * LN2_LO) + lost;
-        let p = 1.987_569_1e-4_f32;
-        let p = p * r + 1.398_2e-3;
-        let p = p * r + 8.333_452e-3;
-        let p = p * r + 4.166_579_6e-2;
-        let p = p * r + 1.666_666_5e-1;
-        let p = p * r + 0.5;
-        let e = (p * r) * r + r + 1.0;
-        // j in -127..=128 lands in the exponent field: 0 for -127, inf for 128.
-        let scale = k.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
-        let e = e * f32::from_bits(scale);
-        if d.is_nan() {
-            d
-        } else {
-            e
+            fn ln(self) -> Self {
+                $real::ln(self)
+            }
+
+            #[inline(always)]
+            fn mul_add<const FMA: bool>(self, a: Self, b: Self) -> Self {
+                if FMA {
+                    $real::mul_add(self, a, b)
+                } else {
+                    self * a + b
+                }
+            }
+
+            #[inline(always)]
+            fn power_of_two(self, low: Self) -> Self {
+                $real::from_bits(self.to_bits().wrapping_sub(low.to_bits()) << $mantissa)
+            }
         }
-    }
+    };
 }
 
-impl Real for f64 {
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-    const INFINITY: Self = f64::INFINITY;
-    const NEG_INFINITY: Self = f64::NEG_INFINITY;
-    const NAN: Self = f64::NAN;
+real! {
+    f32, u32, mantissa: 23,
+    const LN_2_LO: Self = -2.121_944_4e-4;
+    const LARGE: Self = 256.0; // exp(-104) is the smallest that counts
+    const BIAS: Self = 127.0;
+    const HEADROOM: Self = 64.0;
+    const TAIL: &'static [Self] = &[ // relative error 8.4e-9
+        0.001_392_692_7,
+        0.008_363_774,
+        0.041_666_55,
+        0.166_665_73,
+        0.5,
+    ];
+}
 
-    fn from_f64(x: f64) -> Self {
-        x
-    }
-
-    fn to_f64(self) -> f64 {
-        self
-    }
-
-    fn is_finite(self) -> bool {
-        f64::is_finite(self)
-    }
-
-    fn ln(self) -> Self {
-        f64::ln(self)
-    }
-
-    /// The difference rounds to at most half an ulp of 512, 5.7e-14, where exp is not yet 0.
-    fn exp_diff(x: Self, reference: Self) -> Self {
-        (x - reference).exp()
-    }
+real! {
+    f64, u64, mantissa: 52,
+    const LN_2_LO: Self = -2.121_944_400_546_905_8e-4;
+    const LARGE: Self = 2048.0; // exp(-746)
+    const BIAS: Self = 1023.0;
+    const HEADROOM: Self = 512.0;
+    const TAIL: &'static [Self] = &[ // relative error 1.4e-17
+        2.510_134_692_835_034e-8,
+        2.762_133_866_914_292_4e-7,
+        2.755_726_641_861_23e-6,
+        2.480_151_864_139_599_4e-5,
+        1.984_126_986_438_047e-4,
+        1.388_888_891_893_916_8e-3,
+        8.333_333_333_329_793e-3,
+        4.166_666_666_662_064e-2,
+        1.666_666_666_666_666_7e-1,
+        0.5,
+    ];
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn relative_error(x: f32, reference: f32) -> f64 {
-        let exact = (f64::from(x) - f64::from(reference)).exp();
-        ((f64::from(f32::exp_diff(x, reference)) - exact) / exact).abs()
-    }
-
-    #[test]
-    fn f32_exp_diff_is_accurate_down_to_the_smallest_normal() {
-        let mut worst = 0f64;
-        for i in 0..200_000u32 {
-            // A spread of references for which x - reference is not exact in f32.
-            let reference = (i % 977) as f32 * 0.173 - 84.5;
-            let x = reference - i as f32 * (87.3 / 200_000.0);
-            worst = worst.max(relative_error(x, reference));
-        }
-        assert!(worst < 3e-7, "{worst}");
-    }
-
-    #[test]
-    fn f32_exp_diff_special_values() {
-        assert_eq!(f32::exp_diff(1.25, 1.25), 1.0);
-        assert_eq!(f32::exp_diff(f32::NEG_INFINITY, 3.0), 0.0);
-        assert_eq!(f32::exp_diff(f32::INFINITY, 0.0), f32::INFINITY);
-        assert_eq!(f32::exp_diff(-f32::MAX, f32::MAX), 0.0);
-        assert_eq!(f32::exp_diff(-200.0, 0.0), 0.0);
-        assert!(f32::exp_diff(f32::NAN, 0.0).is_nan());
-    }
-
     #[test]
     fn max_leaves_nan_out() {
         assert_eq!(Real::max(1.0f32, f32::NAN), 1.0);
         assert_eq!(Real::max(f64::NEG_INFINITY, f64::NAN), f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn ln_2_is_the_sum_of_its_parts() {
+        assert_eq!((f64::LN_2_HI + f64::LN_2_LO), f64::LN_2);
+        let sum = f64::from(f32::LN_2_HI) + f64::from(f32::LN_2_LO);
+        assert!((sum - f64::LN_2).abs() < 1e-11);
     }
 }

@@ -9,7 +9,7 @@ use candle_core::cuda_backend::cudarc::driver::{
     CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
 };
 use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{CudaDevice, CudaStorage, Layout, Result};
+use candle_core::{bail, CudaDevice, CudaStorage, Layout, Result};
 use half::{bf16, f16};
 
 /// Binds `$T` to the element type of `$float`.
@@ -101,7 +101,17 @@ impl<const N: usize> Call<N> {
         for (operand, input) in self.space.operands.iter().zip(inputs) {
             (self.space).check_within(self.op, operand, input.len())?;
         }
-        let len = self.space.rows * self.space.cols;
+        let (rows, cols) = (self.space.rows, self.space.cols);
+        let bytes = rows
+            .checked_mul(cols)
+            .and_then(|len| len.checked_mul(size_of::<T>()));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            bail!(
+                "{}: requires memory for {rows} rows of {cols} columns, got none",
+                self.op
+            )
+        }
+        let len = rows * cols;
         // SAFETY: the kernel writes every element of every row, and the output has no others.
         // Candle's empty tensors need a storage too; the driver refuses one of no bytes.
         let mut out = unsafe { device.alloc::<T>(len.max(1)) }?;

@@ -70,13 +70,15 @@ pub fn float_type(op: &str, dtypes: &[DType]) -> Result<FloatType> {
 }
 
 /// Elements from one column to the next in a contiguous tensor: the product of the dims after `dim`.
+/// Of a shape whose elements were counted before.
 pub fn inner_len(layout: &Layout, dim: usize) -> usize {
-    layout.dims().iter().skip(dim + 1).product()
+    let after = layout.dims().iter().skip(dim + 1);
+    after.fold(1, |product, &size| product.wrapping_mul(size))
 }
 
 /// An error for views in which two positions are one element, such as broadcasts.
 pub fn check_distinct(op: &str, layout: &Layout) -> Result<()> {
-    if layout.shape().elem_count() > 0 && layout.has_internal_overlap() {
+    if !layout.dims().contains(&0) && layout.has_internal_overlap() {
         bail!(
             "{op}: in place requires a view whose positions are distinct elements, got shape {:?} with strides {:?}",
             layout.shape(),

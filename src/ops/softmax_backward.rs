@@ -6,7 +6,7 @@ use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor};
 
 const NAME: &str = "online-softmax-backward";
 
@@ -32,8 +32,8 @@ impl CustomOp2 for SoftmaxBackward {
     ) -> Result<(CpuStorage, Shape)> {
         let space = RowSpace::new(NAME, [y_layout, g_layout], self.dim)?;
         let inner = inner_len(y_layout, self.dim);
-        let dx = map_float!(NAME, y, g, (y, g) => map_rows(NAME, &space, [y, g], inner, |[y, g]| {
-            softmax_backward_row(y, g)
+        let dx = map_float!(NAME, y, g, (y, g) => map_rows(NAME, &space, [y, g], inner, |[y, g], dx| {
+            softmax_backward_row(y, g, dx)
         })?);
         Ok((dx, y_layout.shape().clone()))
     }
@@ -61,7 +61,7 @@ impl CustomOp2 for SoftmaxBackward {
     }
 
     /// With h the gradient of dx, s = Σ g·y and t = Σ h·y: the gradient of g is y·(h - t), the same
-    /// operator; that of y is h·(g - s) - g·t.
+    /// operator; that of y is h·(g - s) - g·t, in f32 for half types: a half cannot sum a row.
     fn bwd(
         &self,
         y: &Tensor,
@@ -69,15 +69,25 @@ impl CustomOp2 for SoftmaxBackward {
         _dx: &Tensor,
         h: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let grad_g = y.apply_op2(h, SoftmaxBackward { dim: self.dim })?;
+        let dtype = y.dtype();
+        let compute = match dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let (y, g, h) = (
+            y.to_dtype(compute)?,
+            g.to_dtype(compute)?,
+            h.to_dtype(compute)?,
+        );
         let over = |a: &Tensor| -> Result<Tensor> {
             match a.rank() {
                 0 => Ok(a.clone()),
                 _ => a.sum_keepdim(self.dim),
             }
         };
-        let (s, t) = (over(&(g * y)?)?, over(&(h * y)?)?);
-        let grad_y = ((h * g.broadcast_sub(&s)?)? - g.broadcast_mul(&t)?)?;
-        let grad_g = y.apply_op2(h, SoftmaxBackward { dim: self.dim })?;
-        Ok((Some(grad_y), Some(grad_g)))
+        let (s, t) = (over(&(&g * &y)?)?, over(&(&h * &y)?)?);
+        let grad_y = ((&h * g.broadcast_sub(&s)?)? - g.broadcast_mul(&t)?)?;
+        Ok((Some(grad_y.to_dtype(dtype)?), Some(grad_g)))
     }
 }

@@ -12,6 +12,7 @@ on_devices!(
     every_plan_width,
     row_counts,
     many_rows,
+    sums_of_millions_do_not_drift,
     halves_are_rounded_once
 );
 
@@ -89,6 +90,19 @@ fn halves_are_rounded_once(device: &Device) -> Result<()> {
             let want = reference::softmax(&values(&x)?, cols);
             let got = values(&x.apply_op1(OnlineSoftmax)?)?;
             assert_rounded_once(dtype, &got, &want, &format!("{cols} columns"));
+        }
+    }
+    Ok(())
+}
+
+/// A plain sum drifts on few different terms, which round the same way each time.
+fn sums_of_millions_do_not_drift(device: &Device) -> Result<()> {
+    for (dtype, cols) in [(DType::F32, 1 << 20), (DType::F64, 1 << 22)] {
+        for v in [-0.3, -1.0] {
+            let row: Vec<f64> = (0..cols)
+                .map(|i| if i % 4 == 0 { 0.0 } else { v })
+                .collect();
+            check(&tensor(&row, &[1, cols], dtype, device)?, "period of four")?;
         }
     }
     Ok(())

@@ -13,7 +13,8 @@ on_devices!(
     unsupported_dtypes,
     dim_out_of_range,
     gradients_that_do_not_fit,
-    layout_past_the_storage
+    layout_past_the_storage,
+    shapes_past_memory
 );
 
 /// The error's text has every one of these words, whatever their case.
@@ -106,11 +107,11 @@ fn dim_out_of_range(device: &Device) -> Result<()> {
             &["softmax", "out of range", "[2, 3]"],
         );
         assert_eq!(bits(&x)?, before);
-        // As in candle, a number has no dimension to name.
+        // A number has one dimension at most: rank 0 takes 0 and -1 (see semantics.rs).
         let number = normal(1, &[], dtype, device)?;
-        assert_says(softmax(&number, 0), &["softmax", "out of range", "[]"]);
+        assert_says(softmax(&number, 1), &["softmax", "out of range", "[]"]);
         assert_says(
-            softmax(&number, D::Minus1),
+            softmax(&number, D::Minus2),
             &["softmax", "out of range", "[]"],
         );
     }
@@ -220,4 +221,63 @@ fn error_in_place_leaves_a_variable_usable() -> Result<()> {
     assert_same_bits(&x, &copy, "after the error")?;
     x.inplace_op1(&OnlineSoftmax)?;
     assert_same_bits(&x, &copy.apply_op1(OnlineSoftmax)?, "and then in place")
+}
+
+/// Broadcast views stand for more elements than memory, or a usize, holds.
+fn shapes_past_memory(device: &Device) -> Result<()> {
+    const HUGE: usize = 1 << 32;
+    for dtype in DTYPES {
+        let one = normal(1, &[1, 1, 1], dtype, device)?;
+        for shape in [(HUGE, HUGE, 2), (2, HUGE, HUGE), (1 << 62, 1, 2)] {
+            let x = one.broadcast_as(shape)?;
+            for dim in 0..3 {
+                assert_says(softmax(&x, dim), &["online-softmax: requires a shape of"]);
+            }
+        }
+        // As bytes past a usize, and within one.
+        for shape in [(1, 1 << 62, 1), (1 << 20, 1 << 28, 1)] {
+            let x = one.broadcast_as(shape)?;
+            for dim in 0..3 {
+                let result = softmax(&x, dim);
+                assert!(result.is_err(), "{dtype:?} {shape:?}: no error");
+            }
+        }
+        let y = one.apply_op1(OnlineSoftmax)?; // the device still works
+        assert_eq!(crate::compare::values(&y)?, [1.0]);
+    }
+    Ok(())
+}
+
+const LITTLE_MEMORY: &str = "errors::runs_with_little_memory";
+
+/// Without memory for the f32 copy of a row of halves: an error instead of an abort, and nothing written.
+#[cfg(target_os = "linux")]
+#[test]
+fn too_little_memory_in_a_child() {
+    let this = std::env::current_exe().expect("the test binary");
+    let child = std::process::Command::new("sh")
+        .arg("-c")
+        .arg("ulimit -v 2500000 && exec \"$0\" --exact \"$1\" --include-ignored --test-threads=1")
+        .arg(this)
+        .arg(LITTLE_MEMORY)
+        .output()
+        .expect("a child process");
+    let text = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+}
+
+#[test]
+#[ignore = "run by too_little_memory_in_a_child, with 2.5 GB of address space"]
+fn runs_with_little_memory() -> Result<()> {
+    let (words, len) = (["online-softmax: requires memory"], 500_000_000);
+    let broadcast = Tensor::zeros(1, DType::F16, &Device::Cpu)?.broadcast_as(len)?;
+    assert_says(softmax_last_dim(&broadcast), &words);
+    let x = Tensor::ones(len, DType::F16, &Device::Cpu)?;
+    assert_says(x.inplace_op1(&OnlineSoftmax), &words);
+    assert_eq!(bits(&x.narrow(0, len - 1, 1)?)?, [1f64.to_bits()]);
+    Ok(())
 }

@@ -5,7 +5,11 @@ use crate::inputs::{normal, tensor, SAMPLE};
 use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
 use candle_online_softmax::OnlineSoftmax;
 
-on_devices!(second_derivative, second_derivative_of_strided_operands);
+on_devices!(
+    second_derivative,
+    second_derivative_of_strided_operands,
+    second_derivative_of_halves
+);
 
 /// sum(v * dx(x, g)), where dx is the operator's gradient.
 fn loss(x: &Tensor, g: &Tensor, v: &Tensor) -> Result<Tensor> {
@@ -78,6 +82,39 @@ fn second_derivative_of_strided_operands(device: &Device) -> Result<()> {
     let elements = [0, 1, 25, 50];
     let want = differences(&values(&x)?, &shape, &elements, device, by_columns)?;
     assert_close(&got, &want, &elements, "transposed");
+    Ok(())
+}
+
+/// Halves give what f64 gives on the same numbers, to a half's rounding: they are not summed as halves.
+fn second_derivative_of_halves(device: &Device) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        for cols in [3, 1000, 20001] {
+            let shape = [2, cols];
+            let operand = |seed, mean: f64| -> Result<Tensor> {
+                (normal(seed, &shape, DType::F64, device)? + mean)?.to_dtype(dtype)
+            };
+            let (x, g, v) = (operand(1, 0.0)?, operand(2, 3.0)?, operand(3, 2.0)?);
+            // y, which the forward pass rounds to a half, is an operand here.
+            let y = Var::from_tensor(&x.apply_op1(OnlineSoftmax)?)?;
+            let by_y = |y: &Var, g: &Tensor, v: &Tensor| -> Result<Vec<f64>> {
+                let dx = OnlineSoftmax.bwd(y, y, g)?.expect("a gradient");
+                let grads = (dx * v)?.sum_all()?.backward()?;
+                values(grads.get(y).expect("a second derivative by y"))
+            };
+            let got = by_y(&y, &g, &v)?;
+            let f64s = |t: &Tensor| t.to_dtype(DType::F64);
+            let want = by_y(&Var::from_tensor(&f64s(&y)?)?, &f64s(&g)?, &f64s(&v)?)?;
+            let scale = want.iter().fold(0f64, |a, v| a.max(v.abs()));
+            let bound = scale / if dtype == DType::F16 { 2048.0 } else { 256.0 };
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let off = (got - want).abs();
+                assert!(
+                    off <= bound,
+                    "{dtype:?}, {cols} columns, {i}: {got} for {want}"
+                );
+            }
+        }
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use crate::inputs::{normal, nothing, stack, tensor, Rng, DTYPES};
 use candle_core::backend::BackendDevice;
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{DType, Device, InplaceOp1, Result, Tensor};
-use candle_online_softmax::{softmax_last_dim, OnlineSoftmax};
+use candle_online_softmax::{softmax, softmax_last_dim, OnlineSoftmax};
 
 on_devices!(
     one_special_value,
@@ -146,7 +146,16 @@ fn rank_0(device: &Device) -> Result<()> {
             let x = tensor(&[input], &[], dtype, device)?;
             let in_place = tensor(&[input], &[], dtype, device)?;
             in_place.inplace_op1(&OnlineSoftmax)?;
-            for y in [x.apply_op1(OnlineSoftmax)?, softmax_last_dim(&x)?, in_place] {
+            let last = softmax(&x, candle_core::D::Minus1)?;
+            let all = [
+                x.apply_op1(OnlineSoftmax)?,
+                softmax_last_dim(&x)?,
+                softmax(&x, 0)?,
+                last,
+                in_place,
+            ];
+            assert!(softmax(&x, 1).is_err());
+            for y in all {
                 assert_eq!(y.rank(), 0);
                 let got = values(&y)?[0];
                 assert!(

@@ -4,6 +4,7 @@ use crate::compare::{assert_same_bits, bits};
 use crate::inputs::{normal, DTYPES, SAMPLE};
 use candle_core::{DType, Device, Result};
 use candle_online_softmax::OnlineSoftmax;
+use rayon::prelude::*;
 
 on_devices!(threads_share_a_device, two_devices_take_turns);
 
@@ -59,6 +60,22 @@ fn two_devices_take_turns(device: &Device) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Parallel callers in place on views of one tensor: no worker waits for the storage that it holds.
+#[test]
+fn in_place_from_rayon_workers() -> Result<()> {
+    let shape = [64, 16, 4096];
+    let x = normal(1, &shape, DType::F32, &Device::Cpu)?;
+    let want = x.apply_op1(OnlineSoftmax)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build();
+    pool.expect("a pool").install(|| {
+        (0..shape[0])
+            .into_par_iter()
+            .with_max_len(1)
+            .try_for_each(|i| x.narrow(0, i, 1)?.inplace_op1(&OnlineSoftmax))
+    })?;
+    assert_same_bits(&x, &want, "in place by workers")
 }
 
 /// A device object of its own for the same hardware.
