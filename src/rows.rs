@@ -26,12 +26,17 @@ impl Operand {
     /// Element of the storage at column 0 of row `row`.
     pub fn row_offset(&self, dims: &[usize], row: usize) -> usize {
         let (mut offset, mut rest) = (self.offset, row);
-        for (&size, &stride) in dims.iter().zip(&self.row_strides).rev() {
+        let mut places = dims.iter().zip(&self.row_strides);
+        let Some((_, &outermost)) = places.next() else {
+            return offset;
+        };
+        for (&size, &stride) in places.rev() {
             let size = size.max(1); // no rows at all
             offset += (rest % size) * stride;
             rest /= size;
         }
-        offset
+        // No division where there is one dim, as in most tensors.
+        offset + rest * outermost
     }
 
     /// Rows of `elem_size`-byte elements that all start on a 16-byte boundary of the storage and

@@ -161,7 +161,10 @@ fn for_each_row<T: Element, const N: usize>(
     let rows = data.len() / cols;
     let most = match threads {
         Threads::One => 1,
-        Threads::Pool => TASKS_PER_THREAD * rayon::current_num_threads(),
+        Threads::Pool => match rayon::current_num_threads() {
+            1 => 1, // this thread instead of the pool's one: no hand-over
+            threads => TASKS_PER_THREAD * threads,
+        },
     };
     let tasks = (data.len() / TASK).clamp(1, most).min(rows);
     let output = T::as_compute(&[]).is_none();
