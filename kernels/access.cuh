@@ -80,7 +80,7 @@ template <class D, class I> struct UnalignedRow {
     const u8 *lo = (const u8 *)(row + first) - shift;
     int chunks = shift ? 2 : 1;
     // Bytes beside the row are some other row's: readable, and dropped below.
-    if (first >= cols || lo + 16 * chunks > (const u8 *)end) return Elements<D, I>::load(row, 1, first, cols, fill);
+    if (first >= cols || (u64)lo + 16 * chunks > (u64)end) return Elements<D, I>::load(row, 1, first, cols, fill);
     Words a = load_words(lo), b = shift ? load_words(lo + 16) : a;
     Words x = funnel(a, b);
     if (first + D::LEN > cols) {
