@@ -127,6 +127,53 @@ fn unusual_prompts_write() {
     }
 }
 
+/// Settings for batches, which `tokenizers` cuts and fills up prompts by, or panics at (stride 5 of 2).
+#[test]
+fn a_tokenizers_truncation_and_padding_are_not_for_prompts() {
+    let folder = copy("truncation");
+    let path = folder.join("tokenizer.json");
+    let plain = std::fs::read_to_string(&path).unwrap();
+    let settings = r#""truncation":{"direction":"Right","max_length":2,"strategy":"LongestFirst","stride":5},"padding":{"strategy":{"Fixed":64},"direction":"Left","pad_to_multiple_of":null,"pad_id":0,"pad_type_id":0,"pad_token":"<|endoftext|>"}"#;
+    let changed = plain.replacen(r#""truncation":null,"padding":null"#, settings, 1);
+    assert_ne!(changed, plain);
+    std::fs::write(&path, changed).unwrap();
+    let args = [
+        "--prompt",
+        "It is a truth",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "20",
+    ];
+    let output = gpt().arg("--weights").arg(folder).args(args).output();
+    assert_eq!(stdout(&output.unwrap()), stdout(&with_fixture(&args)));
+}
+
+#[test]
+fn weights_of_an_unknown_dtype_are_refused_with_the_cause() {
+    use safetensors::{serialize_to_file, tensor::TensorView, Dtype, SafeTensors};
+    let folder = copy("u64");
+    let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let zeros = vec![0; 8 << 20];
+    let changed = tensors.tensors().into_iter().map(|(name, view)| {
+        if !name.ends_with("wte.weight") {
+            return (name, view);
+        }
+        let len = 8 * view.shape().iter().product::<usize>();
+        let view = TensorView::new(Dtype::U64, view.shape().to_vec(), &zeros[..len]);
+        (name, view.unwrap())
+    });
+    let changed: Vec<_> = changed.collect();
+    serialize_to_file(changed, None, &folder.join("model.safetensors")).unwrap();
+    let output = gpt().arg("--weights").arg(&folder).output().unwrap();
+    let error = refusal(&output);
+    assert!(
+        error.contains("wte.weight") && error.contains("U64"),
+        "{error}"
+    );
+}
+
 #[test]
 fn help_is_no_error() {
     assert!(stdout(&run(&["--help"])).contains("--max-tokens"));
