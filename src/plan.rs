@@ -7,6 +7,7 @@
 //! `v % threads` as that thread's vector `v / threads`. The three ways to access memory ([`Access`])
 //! keep this ownership, so they give the same bits.
 
+use crate::rows::Operand;
 use candle_core::DType;
 
 /// The float types the kernels take.
@@ -87,6 +88,17 @@ pub enum Access {
 }
 
 impl Access {
+    /// The fastest access that every operand allows, in storages that start on 16 bytes.
+    pub fn of(operands: &[Operand], dtype: FloatType) -> Self {
+        if operands.iter().any(|o| o.col_stride != 1) {
+            Self::Strided
+        } else if operands.iter().all(|o| o.is_vector_aligned(dtype.size())) {
+            Self::Aligned
+        } else {
+            Self::Unaligned
+        }
+    }
+
     /// Name as kernels spell it.
     pub fn name(self) -> &'static str {
         match self {

@@ -32,8 +32,6 @@ struct Softmax<'a, T> {
 }
 
 impl<T: Real> Kernel for Softmax<'_, T> {
-    type Output = ();
-
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let m = max(self.x.unwrap_or(self.y));
@@ -69,8 +67,6 @@ struct SoftmaxBackward<'a, T> {
 }
 
 impl<T: Real> Kernel for SoftmaxBackward<'_, T> {
-    type Output = ();
-
     #[inline(always)]
     fn run<const FMA: bool>(self) {
         let mut s = Sum::default();

@@ -8,11 +8,9 @@ use std::sync::OnceLock;
 
 /// A loop over a row, or several.
 pub trait Kernel {
-    /// What it gives.
-    type Output;
     /// The loop. `FMA`: this is compiled for a processor with fused multiply-add. Implementations are
     /// `#[inline(always)]`.
-    fn run<const FMA: bool>(self) -> Self::Output;
+    fn run<const FMA: bool>(self);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +25,7 @@ enum Level {
 
 /// Runs `kernel` at the widest level that this processor has.
 #[inline]
-pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+pub fn dispatch<K: Kernel>(kernel: K) {
     match level() {
         // SAFETY: `level` names a level only where the processor has its features.
         #[cfg(target_arch = "x86_64")]
@@ -43,13 +41,13 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2")]
-fn avx512<K: Kernel>(kernel: K) -> K::Output {
+fn avx512<K: Kernel>(kernel: K) {
     kernel.run::<true>()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi2")]
-fn avx2<K: Kernel>(kernel: K) -> K::Output {
+fn avx2<K: Kernel>(kernel: K) {
     kernel.run::<true>()
 }
 

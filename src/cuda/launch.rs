@@ -186,14 +186,9 @@ impl<const N: usize> Call<N> {
     fn access(&self, inputs: &[(u64, usize)]) -> Access {
         // What candle allocates starts on 256 bytes; memory that a caller wrapped need not.
         let bases_aligned = inputs.iter().all(|(pointer, _)| pointer.is_multiple_of(16));
-        let operands = &self.space.operands;
-        let size = self.float.size();
-        if operands.iter().any(|o| o.col_stride != 1) {
-            Access::Strided
-        } else if bases_aligned && operands.iter().all(|o| o.is_vector_aligned(size)) {
-            Access::Aligned
-        } else {
-            Access::Unaligned
+        match Access::of(&self.space.operands, self.float) {
+            Access::Aligned if !bases_aligned => Access::Unaligned,
+            access => access,
         }
     }
 }

@@ -129,18 +129,7 @@ fn run<const N: usize>(
 ) -> Result<LaunchPlan> {
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
-    // As src/cuda/launch.rs.
-    let access = if space.operands.iter().any(|o| o.col_stride != 1) {
-        Access::Strided
-    } else if space
-        .operands
-        .iter()
-        .all(|o| o.is_vector_aligned(float.size()))
-    {
-        Access::Aligned
-    } else {
-        Access::Unaligned
-    };
+    let access = Access::of(&space.operands, float);
     let plan = plan(op, float, space.cols, access, &LIMITS);
     let rows = Rows {
         rows: space.rows as i64,
