@@ -72,7 +72,8 @@ mod cuda {
         write_fat_binaries(&out_dir, &names.collect::<Vec<_>>(), cap)
     }
 
-    /// OUT_DIR/NAME.fatbin from OUT_DIR/NAME.ptx, and kernels.rs with a constant of bytes for each.
+    /// OUT_DIR/NAME.fatbin from OUT_DIR/NAME.ptx, and kernels.rs with a constant of bytes for each
+    /// and the compute capability of all.
     fn write_fat_binaries(out_dir: &Path, names: &[&str], cap: usize) -> Result<()> {
         let compile = |name: &str| -> Result<std::process::Child> {
             Command::new("nvcc")
@@ -87,7 +88,7 @@ mod cuda {
                 .context("starting nvcc")
         };
         let running: Vec<_> = names.iter().map(|name| (name, compile(name))).collect();
-        let mut source = String::new();
+        let mut source = format!("pub const COMPUTE_CAP: usize = {cap};\n");
         for (name, child) in running {
             let output = child?.wait_with_output()?;
             if !output.status.success() {

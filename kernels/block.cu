@@ -3,53 +3,57 @@
 //   | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...    vectors of one row: thread t owns t, t + threads, ..
 //   |<---- threads ---->|<---- threads ---->|          (each lane of a warp the vector after the lane below)
 //
-// Passes over memory: one read, one write. Barriers: one a row. Shared memory: 2 x 2 x 32 numbers.
-// Launch bound: 512 threads, so 128 registers each (with 1024, and 64, the long variants spill); all of a block's threads run every merge.
+// Passes over memory: one read, one write. Barriers: one, and one more to store rows that are not on 16 bytes.
+// Shared memory: 2 x 16 numbers, and for those rows a vector or more a warp.
+// Launch bounds (most threads, blocks on an SM): 64 registers each for rows of which several should be on an SM at a
+// time, 128 where the variant needs them.
 #include "cached.cuh"
 #include "table.cuh"
 
 using namespace online;
 
-#define SOFTMAX_KERNEL(dtype, D, access, Row, N)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(512, 1) block_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {           \
-    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
-      Row<D, int> from(x, rows, x_at, r, (int)rows.cols, WARP), to(y, rows, y_at, r, (int)rows.cols, WARP);                      \
-      CachedSoftmax<D>::row<N>(from, to, threadIdx.x, threads, merge);                                                           \
-    });                                                                                                                          \
+#define SOFTMAX_KERNEL(dtype, D, access, Row, N, THREADS, BLOCKS)                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) block_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {  \
+    __shared__ Slots<D::Compute> slots;                                                                                          \
+    Block<D::Compute> merge(slots);                                                                                              \
+    i64 r = blockIdx.x;                                                                                                          \
+    Row<D, int> from(x, rows, x_at, r, 0, (int)rows.cols), to(y, rows, y_at, r, 0, (int)rows.cols);                              \
+    CachedSoftmax<D>::row<N>(from, to, threadIdx.x, threads, merge);                                                             \
   }
 
-#define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N)                                                                        \
-  extern "C" __global__ void __launch_bounds__(512, 1) block_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
-    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
-      Row<D, int> ys(y, rows, y_at, r, (int)rows.cols, WARP), gs(g, rows, g_at, r, (int)rows.cols, WARP);                        \
-      Row<D, int> to(dx, rows, dx_at, r, (int)rows.cols, WARP);                                                                  \
-      CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, threads, merge);                                                 \
-    });                                                                                                                          \
+#define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N, THREADS, BLOCKS)                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                                  \
+      block_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                          \
+    __shared__ Slots<D::Compute> slots;                                                                                          \
+    Block<D::Compute> merge(slots);                                                                                              \
+    i64 r = blockIdx.x;                                                                                                          \
+    Row<D, int> ys(y, rows, y_at, r, 0, (int)rows.cols), gs(g, rows, g_at, r, 0, (int)rows.cols);                                \
+    Row<D, int> to(dx, rows, dx_at, r, 0, (int)rows.cols);                                                                       \
+    CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, threads, merge);                                                   \
   }
 
-// The most vectors of a thread: see `variants` in src/plan.rs.
-#define TABLE(dtype, D, KERNEL, N)                                                                                               \
-  KERNEL(dtype, D, aligned, AlignedRow, N)                                                                                       \
-  KERNEL(dtype, D, unaligned, UnalignedRow, N)
+// See `block_shapes` in src/plan.rs: how many vectors a thread has, and threads a block.
+#define TABLE(dtype, D, KERNEL, N, THREADS, BLOCKS)                                                                              \
+  KERNEL(dtype, D, aligned, AlignedRow, N, THREADS, BLOCKS)                                                                      \
+  KERNEL(dtype, D, unaligned, UnalignedRow, N, THREADS, BLOCKS)
 
 #define HALF_TABLE(dtype, D)                                                                                                     \
-  TABLE(dtype, D, SOFTMAX_KERNEL, 2)                                                                                             \
-  TABLE(dtype, D, SOFTMAX_KERNEL, 4)                                                                                             \
-  TABLE(dtype, D, SOFTMAX_KERNEL, 8)                                                                                             \
-  SOFTMAX_KERNEL(dtype, D, strided, StridedRow, 8)
+  TABLE(dtype, D, SOFTMAX_KERNEL, 2, 128, 8)                                                                                     \
+  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)                                                                                     \
+  SOFTMAX_KERNEL(dtype, D, strided, StridedRow, 4, 512, 1)
+
+#define FULL_TABLE(dtype, D)                                                                                                     \
+  TABLE(dtype, D, SOFTMAX_KERNEL, 8, 128, 6)                                                                                     \
+  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)                                                                                     \
+  SOFTMAX_KERNEL(dtype, D, strided, StridedRow, 8, 512, 1)
 
 #define BACKWARD_TABLE(dtype, D)                                                                                                 \
-  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 2)                                                                                    \
-  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4)                                                                                    \
-  SOFTMAX_BACKWARD_KERNEL(dtype, D, strided, StridedRow, 4)
+  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 2, 512, 2)                                                                            \
+  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4, 512, 1)                                                                            \
+  SOFTMAX_BACKWARD_KERNEL(dtype, D, strided, StridedRow, 4, 512, 1)
 
 HALF_TABLE(f16, F16)
 HALF_TABLE(bf16, BF16)
-TABLE(f32, F32, SOFTMAX_KERNEL, 4)
-TABLE(f32, F32, SOFTMAX_KERNEL, 8)
-TABLE(f32, F32, SOFTMAX_KERNEL, 16)
-SOFTMAX_KERNEL(f32, F32, strided, StridedRow, 16)
-TABLE(f64, F64, SOFTMAX_KERNEL, 4)
-TABLE(f64, F64, SOFTMAX_KERNEL, 8)
-SOFTMAX_KERNEL(f64, F64, strided, StridedRow, 8)
+FULL_TABLE(f32, F32)
+FULL_TABLE(f64, F64)
 FOR_EACH_DTYPE(BACKWARD_TABLE)

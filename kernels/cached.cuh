@@ -1,6 +1,7 @@
 // One row, kept in registers: each element is read once and written once.
 //
-// Thread t of `threads` owns vectors t, t + threads, t + 2*threads, ... of the row, N at most. Register
+// Thread t of `threads` owns vectors t, t + threads, t + 2*threads, ... of the row (or of its block's slice of
+// it), N at most. Register
 // arrays are indexed by constants only (every loop over them is unrolled); scripts/kernel-gate.sh
 // proves that no kernel built from this has a stack frame.
 //
@@ -23,40 +24,58 @@ template <class C, int LEN> __device__ __forceinline__ C tree_sum(const C (&x)[L
   return t[0];
 }
 
-// softmax: y = exp(x - m) / d. Exponentials are taken once, relative to the thread's own maximum, kept,
-// and scaled to the row's.
+// softmax: y = exp(x - m) / d. Exponentials are taken once, relative to the maximum of the thread's share
+// of the row (see reduce.cuh), kept, and scaled to the row's.
 template <class D> struct CachedSoftmax {
   typedef typename D::Compute C;
+  static constexpr C SMALL = C(1.0e-11); // 2^-36: over TOP still far from the smallest normal
 
   template <int N, class Row, class Merge>
   static __device__ __forceinline__ void row(const Row &x, const Row &y, int thread, int threads, Merge &merge) {
     Words raw[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) raw[k] = x.load(thread + k * threads, D::lowest());
+    x.load(raw, thread, threads, D::lowest());
+    const Reference<D> at(merge.share_max(vectors_max<D>(raw, -Limits<C>::infinity())));
     C e[N][D::LEN];
-    C m = -Limits<C>::infinity();
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-#pragma unroll
-      for (int i = 0; i < D::LEN; ++i) {
-        e[k][i] = D::get(raw[k], i);
-        m = largest(m, e[k][i]);
-      }
+    C d = at.base == C(0) ? sum<N, false>(raw, e, at) : sum<N, true>(raw, e, at);
+    C weight = merge.template weight<D>(at, d);
+    // A share far below the row's maximum: exponential and weight may each fit where weight / TOP does not.
+    constexpr C UNIT = C(1) / Reference<D>::TOP;
+    if (UNIT < C(1) && weight < SMALL) {
+      scale_all(e, UNIT);
+    } else {
+      weight = mul(weight, UNIT);
     }
-    C ref = reference(m), d = C(0);
+    scale_all(e, weight);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[k][i] = exp_diff<D>(e[k][i], ref);
+      for (int i = 0; i < D::LEN; ++i) D::set(raw[k], i, e[k][i]);
+    }
+    y.store(raw, thread, threads, merge);
+  }
+
+private:
+  template <bool SHIFT> static __device__ __forceinline__ C exponential(const Words &x, int i, const Reference<D> &at) {
+    return at.exp(SHIFT ? add(D::get(x, i), -at.base) : D::get(x, i));
+  }
+
+  template <int N, bool SHIFT>
+  static __device__ __forceinline__ C sum(const Words (&x)[N], C (&e)[N][D::LEN], const Reference<D> &at) {
+    C d = C(0);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+#pragma unroll
+      for (int i = 0; i < D::LEN; ++i) e[k][i] = exponential<SHIFT>(x[k], i, at);
       d = add(d, tree_sum(e[k]));
     }
-    C scale = merge.template merge<D>(State<D>{m, d}).scale(m);
+    return d;
+  }
+
+  template <int N> static __device__ __forceinline__ void scale_all(C (&e)[N][D::LEN], C factor) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      Words out;
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) D::set(out, i, mul(e[k][i], scale));
-      y.store(thread + k * threads, out);
+      for (int i = 0; i < D::LEN; ++i) e[k][i] = mul(e[k][i], factor);
     }
   }
 };
@@ -68,17 +87,15 @@ template <class D> struct CachedSoftmaxBackward {
   template <int N, class Row, class Merge>
   static __device__ __forceinline__ void row(const Row &y, const Row &g, const Row &dx, int thread, int threads, Merge &merge) {
     Words ys[N], gs[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      ys[k] = y.load(thread + k * threads, 0);
-      gs[k] = g.load(thread + k * threads, 0);
-    }
+    y.load(ys, thread, threads, 0);
+    g.load(gs, thread, threads, 0);
     C s = C(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) s = add(s, product_sum(ys[k], gs[k]));
     s = merge.sum(s);
 #pragma unroll
-    for (int k = 0; k < N; ++k) dx.store(thread + k * threads, gradient(ys[k], gs[k], s));
+    for (int k = 0; k < N; ++k) ys[k] = gradient(ys[k], gs[k], s);
+    dx.store(ys, thread, threads, merge);
   }
 
   static __device__ __forceinline__ C product_sum(const Words &y, const Words &g) {

@@ -4,9 +4,23 @@
 //   Group    `lanes` lanes of a warp (a power of two): butterfly shuffles, no memory, no barrier
 //   Block    every warp of a block: a Group each, one number (or two) a warp through shared memory,
 //            one barrier, then each warp merges all of them for itself
+//   Cluster  every warp of every block of a cluster: the same, but each warp writes to all the blocks
 //
-// (m, d) states are merged n at a time: m = max m_i, d = sum d_i * exp(m_i - m), which costs one
-// exponential a thread where merging two by two costs one a level.
+// A share is what merges without a barrier: the Group, or the warp. Its maximum is found before its
+// exponentials are taken, which then need no rescaling within it:
+//
+//   share_max(m)     the maximum of the share, given that of each thread
+//   weight<D>(at, d) what makes probabilities of exponentials relative to `at`, over its TOP: the Reference of
+//                    the share's maximum, of which d is this thread's sum
+//   sum(x)           the sum over the row
+//
+// Neighbours: how a thread reaches the vector below each of its own, x[k], in a store of unaligned rows.
+// Vector v of a row is vector v / threads of thread v % threads.
+//
+//   meet(x)          all threads, before the first below(x, k)
+//   below(x, k)      the vector below x[k]; all lanes of the warp
+//   has_below(k)     or not: there is none, or it is out of reach
+//   has_above()      whether the vectors above this thread's, too, reach theirs
 #pragma once
 #include "rows.cuh"
 #include "state.cuh"
@@ -30,70 +44,133 @@ template <class C> struct Sum {
   __device__ __forceinline__ C total() const { return add(high, low); }
 };
 
+// Each step is a branch that all lanes take alike; none at all where `lanes` is a constant.
 template <class C> __device__ __forceinline__ C group_max(C x, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) x = largest(x, shuffle_xor(x, step, WARP));
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2)
+    if (step < lanes) x = largest(x, shuffle_xor(x, step, WARP));
   return x;
 }
 
 template <class C> __device__ __forceinline__ C group_sum(C x, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) x = add(x, shuffle_xor(x, step, WARP));
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2)
+    if (step < lanes) x = add(x, shuffle_xor(x, step, WARP));
   return x;
 }
 
+// n states at a time: m = max m_i, d = sum of the rescaled d_i, one factor a thread.
 template <class D> __device__ __forceinline__ State<D> group_merge(State<D> s, int lanes) {
   typename D::Compute m = group_max(s.m, lanes);
-  return State<D>{m, group_sum(s.rescaled(m), lanes)};
+  return State<D>{m, group_sum(s.rescaled(Reference<D>(m)), lanes)};
 }
+
+__device__ __forceinline__ Words rotate_up(const Words &x, int width) {
+  Words y;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) y.w[i] = rotate_up(x.w[i], width);
+  return y;
+}
+
+// A warp that knows of no other.
+struct Alone {
+  template <int N> __device__ __forceinline__ void meet(const Words (&)[N]) {}
+  template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const { return rotate_up(x[k], WARP); }
+  __device__ __forceinline__ bool has_below(int) const { return threadIdx.x % WARP > 0; }
+  __device__ __forceinline__ bool has_above() const { return threadIdx.x % WARP < WARP - 1; }
+};
 
 struct Group {
   int lanes;
 
-  template <class D> __device__ __forceinline__ State<D> merge(State<D> s) { return group_merge(s, lanes); }
+  template <int N> __device__ __forceinline__ void meet(const Words (&)[N]) {}
+  template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const {
+    // To the lane above its own vector; the last lane to the first what that has below its next one.
+    bool turn_before = k > 0 && threadIdx.x % (u32)lanes == (u32)lanes - 1;
+    const Words &before = x[k > 0 ? k - 1 : 0];
+    Words sent;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sent.w[i] = turn_before ? before.w[i] : x[k].w[i];
+    return rotate_up(sent, lanes);
+  }
+  __device__ __forceinline__ bool has_below(int k) const { return k > 0 || threadIdx.x % (u32)lanes > 0; }
+  __device__ __forceinline__ bool has_above() const { return true; }
+
+  template <class C> __device__ __forceinline__ C share_max(C m) const { return group_max(m, lanes); }
+  template <class D> __device__ __forceinline__ typename D::Compute weight(const Reference<D> &at, typename D::Compute d) {
+    return State<D>{at.m, group_sum(d, lanes)}.weight();
+  }
   template <class C> __device__ __forceinline__ C sum(C x) { return group_sum(x, lanes); }
 };
 
-// Shared slots of the block merges. Two sets, used in turn: a warp may be reading the row before while
-// another writes this one; the barrier between keeps them one row apart at most.
+// Shared slots of the block merge, of which a block does one.
+constexpr int MAX_WARPS = 16; // of a block that shares a row
+
 template <class C> struct Slots {
-  C m[2][WARP];
-  C d[2][WARP];
+  C m[MAX_WARPS];
+  C d[MAX_WARPS];
 };
 
-template <class C> struct Block {
-  Slots<C> &slots;
-  int turn;
+// The neighbours in a block: the last lane of each warp leaves its vectors in shared memory, for the first of
+// the next.
+struct BlockNeighbours {
+  const Words *edges;
 
-  __device__ __forceinline__ explicit Block(Slots<C> &s) : slots(s), turn(0) {}
-
-  template <class D> __device__ __forceinline__ State<D> merge(State<D> s) {
-    s = group_merge(s, WARP);
-    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    if (lane == 0) {
-      slots.m[turn][threadIdx.x / WARP] = s.m;
-      slots.d[turn][threadIdx.x / WARP] = s.d;
+  template <int N> __device__ __forceinline__ void meet(const Words (&x)[N]) {
+    __shared__ Words left[N * MAX_WARPS];
+    edges = left;
+    if (threadIdx.x % WARP == WARP - 1) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) left[k * (blockDim.x / WARP) + threadIdx.x / WARP] = x[k];
     }
     block_barrier();
-    s = lane < warps ? State<D>{slots.m[turn][lane], slots.d[turn][lane]} : State<D>::identity();
-    turn ^= 1;
-    return group_merge(s, WARP);
   }
-
-  __device__ __forceinline__ C sum(C x) {
-    x = group_sum(x, WARP);
-    int lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    if (lane == 0) slots.d[turn][threadIdx.x / WARP] = x;
-    block_barrier();
-    x = lane < warps ? slots.d[turn][lane] : C(0);
-    turn ^= 1;
-    return group_sum(x, WARP);
+  template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const {
+    Words y = rotate_up(x[k], WARP);
+    // The warp below, or the last one a turn before.
+    int at = k * (int)(blockDim.x / WARP) + (int)(threadIdx.x / WARP) - 1;
+    if (threadIdx.x % WARP == 0 && at >= 0) y = edges[at];
+    return y;
   }
+  __device__ __forceinline__ bool has_below(int k) const { return k > 0 || threadIdx.x > 0; }
+  __device__ __forceinline__ bool has_above() const { return true; }
 };
 
-// Calls body(row, merge) for each row of this block, which owns it whole.
-template <class D, class Body> __device__ __forceinline__ void for_each_block_row(const Rows &rows, Body body) {
-  __shared__ Slots<typename D::Compute> slots;
-  Block<typename D::Compute> merge(slots);
-  for (i64 r = blockIdx.x; r < rows.rows; r += gridDim.x) body(r, merge);
-}
+template <class C> struct Block : BlockNeighbours {
+  Slots<C> &slots;
+
+  __device__ __forceinline__ explicit Block(Slots<C> &s) : slots(s) {}
+
+  __device__ __forceinline__ C share_max(C m) const { return group_max(m, WARP); }
+
+  // Two halves of a merge: every warp leaves its numbers, then any may gather them.
+  __device__ __forceinline__ void leave(C m, C d) {
+    if (threadIdx.x % WARP == 0) {
+      slots.m[threadIdx.x / WARP] = m;
+      slots.d[threadIdx.x / WARP] = d;
+    }
+    block_barrier();
+  }
+  template <class D> __device__ __forceinline__ State<D> gather() const {
+    int from = threadIdx.x % MAX_WARPS; // each state twice in the warp
+    return group_merge(from < (int)(blockDim.x / WARP) ? State<D>{slots.m[from], slots.d[from]} : State<D>::identity(), MAX_WARPS);
+  }
+  __device__ __forceinline__ C gather_sum() const {
+    int from = threadIdx.x % MAX_WARPS;
+    return group_sum(from < (int)(blockDim.x / WARP) ? slots.d[from] : C(0), MAX_WARPS);
+  }
+
+  template <class D> __device__ __forceinline__ State<D> merge(C m, C d) {
+    leave(m, group_sum(d, WARP));
+    return gather<D>();
+  }
+
+  template <class D> __device__ __forceinline__ C weight(const Reference<D> &at, C d) { return merge<D>(at.m, d).weight(at); }
+
+  __device__ __forceinline__ C sum(C x) {
+    leave(C(0), group_sum(x, WARP));
+    return gather_sum();
+  }
+};
 
 } // namespace online

@@ -22,7 +22,9 @@ struct Operand {
 
 // Element of the operand's storage at row `row`, column 0. One dim, the usual case, has no division.
 __device__ __forceinline__ i64 row_offset(const Rows &rows, const Operand &op, i64 row) {
+  if ((int)rows.dims < 2) return op.offset + row * op.strides[0]; // no dims: one row, and a stride of 0
   i64 offset = op.offset;
+#pragma unroll 1
   for (int i = (int)rows.dims - 1; i > 0; --i) {
     i64 size = rows.sizes[i], next;
     if (((u64)row | (u64)size) >> 32) {
@@ -33,7 +35,7 @@ __device__ __forceinline__ i64 row_offset(const Rows &rows, const Operand &op, i
     offset += (row - next * size) * op.strides[i];
     row = next;
   }
-  return rows.dims ? offset + row * op.strides[0] : offset;
+  return offset + row * op.strides[0];
 }
 
 } // namespace online

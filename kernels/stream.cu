@@ -18,15 +18,23 @@ template <class D> struct StreamSoftmax {
   static __device__ __forceinline__ void row(const Row &x, const Row &y, i64 vectors, int threads, Merge &merge) {
     Share share = {-Limits<C>::infinity(), {C(0), C(0)}};
     for (i64 v = threadIdx.x; v < vectors; v += (i64)N * threads) fold<N>(x, v, threads, share);
-    State<D> whole = merge.template merge<D>(State<D>{share.m, share.d.total()});
-    C ref = reference(whole.m), scale = whole.scale(whole.m);
+    C warp_m = merge.share_max(share.m);
+    State<D> whole = merge.template merge<D>(warp_m, State<D>{share.m, share.d.total()}.rescaled(Reference<D>(warp_m)));
+    const Reference<D> at(whole.m);
+    C scale = mul(whole.weight(), C(1) / Reference<D>::TOP);
+    Alone warp;
     // Whole turns, so that every lane of a warp calls every store.
-    for (i64 turn = 0; turn < vectors; turn += threads) {
+    for (i64 turn = 0; turn < vectors; turn += (i64)N * threads) {
       i64 v = turn + threadIdx.x;
-      Words raw = x.load(v, D::lowest()), out;
+      Words raw[N];
+      x.load(raw, v, threads, D::lowest());
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) D::set(out, i, mul(exp_diff<D>(D::get(raw, i), ref), scale));
-      y.store(v, out);
+      for (int k = 0; k < N; ++k) {
+        Words out[1];
+#pragma unroll
+        for (int i = 0; i < D::LEN; ++i) D::set(out[0], i, mul(at.exp(add(D::get(raw[k], i), -at.base)), scale));
+        y.store(out, v + (i64)k * threads, threads, warp);
+      }
     }
   }
 
@@ -38,23 +46,18 @@ template <class D> struct StreamSoftmax {
 
   template <int N, class Row> static __device__ __forceinline__ void fold(const Row &x, i64 v, int threads, Share &share) {
     Words raw[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) raw[k] = x.load(v + (i64)k * threads, D::lowest());
-    C m = share.m;
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-#pragma unroll
-      for (int i = 0; i < D::LEN; ++i) m = largest(m, D::get(raw[k], i));
-    }
-    C ref = reference(m), d = C(0);
+    x.load(raw, v, threads, D::lowest());
+    C m = vectors_max<D>(raw, share.m);
+    const Reference<D> at(m);
+    C d = C(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       C e[D::LEN];
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[i] = exp_diff<D>(D::get(raw[k], i), ref);
+      for (int i = 0; i < D::LEN; ++i) e[i] = at.exp(add(D::get(raw[k], i), -at.base));
       d = add(d, tree_sum(e));
     }
-    share.d.rescale(exp_diff<D>(share.m, ref));
+    share.d.rescale(at.factor(Reference<D>(share.m)));
     share.d.add_term(d);
     share.m = m;
   }
@@ -69,39 +72,49 @@ template <class D> struct StreamSoftmaxBackward {
     Sum<C> share = {C(0), C(0)};
     for (i64 v = threadIdx.x; v < vectors; v += (i64)N * threads) {
       Words ys[N], gs[N];
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        ys[k] = y.load(v + (i64)k * threads, 0);
-        gs[k] = g.load(v + (i64)k * threads, 0);
-      }
+      y.load(ys, v, threads, 0);
+      g.load(gs, v, threads, 0);
       C p = C(0);
 #pragma unroll
       for (int k = 0; k < N; ++k) p = add(p, Vector::product_sum(ys[k], gs[k]));
       share.add_term(p);
     }
     C s = merge.sum(share.total());
-    for (i64 turn = 0; turn < vectors; turn += threads) {
+    Alone warp;
+    for (i64 turn = 0; turn < vectors; turn += (i64)N * threads) {
       i64 v = turn + threadIdx.x;
-      dx.store(v, Vector::gradient(y.load(v, 0), g.load(v, 0), s));
+      Words ys[N], gs[N];
+      y.load(ys, v, threads, 0);
+      g.load(gs, v, threads, 0);
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        Words out[1] = {Vector::gradient(ys[k], gs[k], s)};
+        dx.store(out, v + (i64)k * threads, threads, warp);
+      }
     }
   }
 };
 
+// The block's row: body(row, vectors, merge).
+template <class D, class Body> __device__ __forceinline__ void for_row(const Rows &rows, Body body) {
+  __shared__ Slots<typename D::Compute> slots;
+  Block<typename D::Compute> merge(slots);
+  body((i64)blockIdx.x, (rows.cols + D::LEN - 1) / D::LEN, merge);
+}
+
 #define SOFTMAX_KERNEL(dtype, D, access, Row, N)                                                                                 \
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {          \
-    i64 vectors = (rows.cols + D::LEN - 1) / D::LEN;                                                                             \
-    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
-      Row<D, i64> from(x, rows, x_at, r, rows.cols, WARP), to(y, rows, y_at, r, rows.cols, WARP);                                \
+    for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
+      Row<D, i64> from(x, rows, x_at, r, 0, rows.cols), to(y, rows, y_at, r, 0, rows.cols);                                \
       StreamSoftmax<D>::row<N>(from, to, vectors, threads, merge);                                                               \
     });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N)                                                                        \
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
-    i64 vectors = (rows.cols + D::LEN - 1) / D::LEN;                                                                             \
-    for_each_block_row<D>(rows, [&](i64 r, Block<D::Compute> &merge) {                                                           \
-      Row<D, i64> ys(y, rows, y_at, r, rows.cols, WARP), gs(g, rows, g_at, r, rows.cols, WARP);                                  \
-      Row<D, i64> to(dx, rows, dx_at, r, rows.cols, WARP);                                                                       \
+    for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
+      Row<D, i64> ys(y, rows, y_at, r, 0, rows.cols), gs(g, rows, g_at, r, 0, rows.cols);                                  \
+      Row<D, i64> to(dx, rows, dx_at, r, 0, rows.cols);                                                                       \
       StreamSoftmaxBackward<D>::row<N>(ys, gs, to, vectors, threads, merge);                                                     \
     });                                                                                                                          \
   }

@@ -7,8 +7,8 @@
 # Needs compute-sanitizer (in CUDA toolkits; scripts/cuda-toolkit.sh does not bring it), and cargo, python3 and nvcc or
 # OPERATORS=FILE: the test binary, built elsewhere. Under the sanitizers, which slow a launch
 # 50 times or more, the tests of every length and of tensors past 2^32 elements are left out (the other tests hold
-# every kernel family, dtype and layout), and racecheck takes one test at a time: with stream captures beside other
-# tests' launches it stopped for good (H200, driver 580.159.04).
+# every kernel family, dtype and layout), and racecheck takes a process a test: with stream captures beside other
+# tests' launches in one process it stopped for good (H200, driver 580.159.04).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-$root/target/gpu-check}"
@@ -32,15 +32,20 @@ check() { # NAME COMMAND...: runs it, keeps its output in OUT_DIR/NAME.log, says
     "$@" >"$out/$name.log" 2>&1 || rc=$?
     local ran
     ran=$(grep -c 'RAN ON CUDA' "$out/$name.log" || true)
-    echo "$name: exit $rc, $ran tests ran on CUDA, $((SECONDS - began)) s; $(grep -hE '^test result|SUMMARY' "$out/$name.log" | tr '\n' ' ')"
-    [ "$rc" = 0 ] && [ "$ran" -gt 0 ] || failed=1
+    echo "$name: exit $rc, $ran tests ran on CUDA, $((SECONDS - began)) s; $(grep -hE '^test result|SUMMARY' "$out/$name.log" | sort | uniq -c | tr -s ' \n' ' ')"
+    [ "$rc" = 0 ] && [ "$ran" -gt 0 ]
 }
 
-check tests "$OPERATORS" cuda graph giant
+racecheck_each() { # one test a process, four at a time; fails if one fails or takes more than 400 s
+    "$OPERATORS" --list "${short[@]}" | sed -n 's/: test$//p' |
+        xargs -P 4 -I{} timeout 400 compute-sanitizer --tool racecheck --error-exitcode 9 "$OPERATORS" --exact {}
+}
+
+check tests "$OPERATORS" cuda graph giant || failed=1
 short=(cuda graph --skip giant --skip every_plan --skip formula_plan)
-for tool in memcheck racecheck initcheck; do
-    threads=()
-    [ $tool = racecheck ] && threads=(--test-threads=1)
-    check $tool compute-sanitizer --tool $tool --error-exitcode 9 "$OPERATORS" "${short[@]}" "${threads[@]}"
-done
+checks=()
+check memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$OPERATORS" "${short[@]}" & checks+=($!)
+check initcheck compute-sanitizer --tool initcheck --error-exitcode 9 "$OPERATORS" "${short[@]}" & checks+=($!)
+check racecheck racecheck_each & checks+=($!)
+for pid in "${checks[@]}"; do wait "$pid" || failed=1; done
 exit $failed

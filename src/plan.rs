@@ -3,9 +3,9 @@
 //! A plan depends on the columns, dtype, access and device, never on the number of rows: a row's
 //! bits must not depend on what is beside it (batch invariance). Kernels never choose anything.
 //!
-//! Vector `v` of a row (its 16 bytes of columns, contiguous in memory or not) always belongs to thread
-//! `v % threads` as that thread's vector `v / threads`. The three ways to access memory ([`Access`])
-//! keep this ownership, so they give the same bits.
+//! Vector `v` of a row (its 16 bytes of columns, contiguous in memory or not), or of a block's slice of it,
+//! always belongs to thread `v % threads` as that thread's vector `v / threads`. The three ways to access
+//! memory ([`Access`]) keep this ownership, so they give the same bits.
 
 use crate::rows::Operand;
 use candle_core::DType;
@@ -116,6 +116,8 @@ pub enum Family {
     Warp,
     /// A block a row; the row stays in registers.
     Block,
+    /// A cluster of blocks a row, a slice each; the row stays in shared memory.
+    Cluster,
     /// A block a row of any length, read twice (once for m and d, once to normalise).
     Stream,
 }
@@ -126,6 +128,7 @@ impl Family {
         match self {
             Self::Warp => "warp",
             Self::Block => "block",
+            Self::Cluster => "cluster",
             Self::Stream => "stream",
         }
     }
@@ -138,11 +141,15 @@ pub struct DeviceLimits {
     pub max_threads_per_block: usize,
     /// Largest grid.x (2^31 - 1 likewise).
     pub max_grid_x: usize,
+    /// Bytes of shared memory that a block may ask for (T4 65536, A100 166912, H200 232448).
+    pub max_shared_bytes: usize,
+    /// Most blocks of a cluster; 1 where there are none (before sm_90).
+    pub max_cluster: usize,
 }
 
-/// A kernel and the shape of its blocks; how many blocks follows from the number of rows.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct LaunchPlan {
+/// A compiled kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Kernel {
     /// What is computed.
     pub op: RowOp,
     /// Element type.
@@ -151,13 +158,41 @@ pub struct LaunchPlan {
     pub family: Family,
     /// How rows are read and written.
     pub access: Access,
-    /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] the
-    /// vectors it reads before it uses the first.
+    /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
+    pub lanes: usize,
+    /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
+    /// reads before it uses the first; for [`Family::Cluster`], which is for any number, 0.
     pub vectors: usize,
-    /// Threads that share one row.
+}
+
+impl Kernel {
+    /// Its symbol: `family_op_dtype_access`, and the lanes and vectors it is for.
+    pub fn name(&self) -> String {
+        let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
+        let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
+        match self.family {
+            Family::Warp => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Block | Family::Stream => format!("{name}_{}", self.vectors),
+            Family::Cluster => name,
+        }
+    }
+}
+
+/// A kernel and the shape of its blocks; how many blocks follows from the number of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LaunchPlan {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Threads of one block that share one row.
     pub threads_per_row: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
+    /// Blocks that share one row.
+    pub cluster: usize,
+    /// Vectors of a row that one block takes; all of them unless blocks share it.
+    pub slice: usize,
+    /// Bytes of shared memory that a block asks for.
+    pub shared_bytes: usize,
 }
 
 impl LaunchPlan {
@@ -166,47 +201,68 @@ impl LaunchPlan {
         self.threads_per_row * self.rows_per_block
     }
 
-    /// Blocks for `rows` rows; a block takes more than one turn past the grid's limit.
-    pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> usize {
-        rows.div_ceil(self.rows_per_block).min(limits.max_grid_x)
+    /// Blocks for `rows` rows, or none if a grid cannot have so many.
+    pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
+        (rows.div_ceil(self.rows_per_block).checked_mul(self.cluster))
+            .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's symbol, `family_op_dtype_access_vectors`.
-    pub fn kernel_name(&self) -> String {
-        let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
-        format!(
-            "{family}_{op}_{dtype}_{}_{}",
-            self.access.name(),
-            self.vectors
-        )
+    /// The kernel's last argument: the vectors of a slice, or the threads that share a row.
+    pub fn share(&self) -> usize {
+        match self.kernel.family {
+            Family::Cluster => self.slice,
+            Family::Warp | Family::Block | Family::Stream => self.threads_per_row,
+        }
     }
 }
 
 /// Threads of a block in the warp family: 4 warps, so that a block's end idles at most 3 of them.
 const WARP_BLOCK: usize = 128;
-/// Most threads of a block that shares a row: 128 registers each. With 1024 threads, and 64 registers,
-/// every variant of 32 values or more spilled (nvcc 13.0, sm_90).
-const ROW_BLOCK: usize = 512;
+/// Lanes and vectors of the warp family's kernels, shortest rows first. Two vectors a lane until the warp is
+/// whole: 32768x128 bf16 takes 5.88 us with 8 x 2, as with 4 x 4, f32 10.25 with 16 x 2, 10.33 with 8 x 4.
+const WARP_SHAPES: [(usize, usize); 8] = [
+    (1, 1),
+    (2, 1),
+    (2, 2),
+    (4, 2),
+    (8, 2),
+    (16, 2),
+    (32, 2),
+    (32, 4),
+];
+/// Vectors a lane of a strided row: such kernels are compiled once, for the longest.
+const WARP_STRIDED: usize = 4;
+
+/// Threads of a block in the cluster family, a constant of kernels/slice.cuh.
+const SLICE_THREADS: usize = 256;
+/// Vectors of a slice, forward: 32 KiB, of which 6 fit an SM of an H200. 1024x65536 f32 takes 131.5 us with
+/// it, 135.7 with twice as many.
+const SLICE: usize = 2048;
+/// Likewise backward, of y and g each: 512x131072 bf16 takes 100.4 us, 101.0 with twice as many.
+const SLICE_BACKWARD: usize = 1024;
+/// Shared memory that the cluster family's kernels have besides what they ask for, and the driver's 1 KiB.
+const RESERVED_BYTES: usize = 2048;
+
+/// Most threads of a block that streams: 128 registers each.
+const STREAM_BLOCK: usize = 512;
 /// Vectors a thread reads ahead in the stream family: 64 bytes in flight a thread.
 const STREAM_VECTORS: usize = 4;
 
-/// The vectors a thread may keep, by family: one compiled kernel for each number.
-struct Variants {
-    warp: &'static [usize],
-    block: &'static [usize],
-}
-
-/// Register budget: 64 values a thread in the compute type for the forward pass, or y and g in their
-/// own type, 32 registers, for the backward pass (64 of them spill). Fewest vectors first: more
-/// threads a row hide more latency.
-fn variants(op: RowOp, dtype: FloatType) -> Variants {
-    let (warp, block): (&[usize], &[usize]) = match (op, dtype) {
-        (RowOp::Softmax, FloatType::F16 | FloatType::BF16) => (&[1, 2, 4], &[2, 4, 8]),
-        (RowOp::Softmax, FloatType::F32) => (&[1, 2, 4, 8], &[4, 8, 16]),
-        (RowOp::Softmax, FloatType::F64) => (&[1, 2, 4, 8], &[4, 8]),
-        (RowOp::SoftmaxBackward, _) => (&[1, 2, 4], &[2, 4]),
-    };
-    Variants { warp, block }
+/// Vectors a thread and the most threads of the block family's kernels, shortest rows first.
+///
+/// f32, H200: 2048x4096 takes 18.7 us with 128 threads of 8 vectors, 18.8 with 256 of 4; 4096x8192 67.7 with
+/// 512 of 4, 68.1 with 256 of 8. bf16: 8192x2048 18.6 with 128 of 2, 18.7 with 64 of 4. Backward keeps y and
+/// g as loaded, 8 registers a vector.
+fn block_shapes(op: RowOp, dtype: FloatType, limits: &DeviceLimits) -> [(usize, usize); 2] {
+    match (op, dtype) {
+        // Where there are clusters they take the rows past 1024 vectors.
+        (RowOp::Softmax, FloatType::F16 | FloatType::BF16) if limits.max_cluster > 1 => {
+            [(2, 128), (4, 256)]
+        }
+        (RowOp::Softmax, FloatType::F16 | FloatType::BF16) => [(2, 128), (4, 512)],
+        (RowOp::Softmax, FloatType::F32 | FloatType::F64) => [(8, 128), (4, 512)],
+        (RowOp::SoftmaxBackward, _) => [(2, 512), (4, 512)],
+    }
 }
 
 /// The plan for rows of `cols` columns. Pure: same arguments, same plan.
@@ -218,38 +274,84 @@ pub fn plan(
     limits: &DeviceLimits,
 ) -> LaunchPlan {
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
-    let variants = variants(op, dtype);
-    // Strided rows are compiled once a family, for the longest rows: unused vectors cost a branch.
-    let compiled = |needed: usize, largest: usize| match access {
-        Access::Strided => largest,
-        _ => needed,
-    };
-    let make = |family, vectors, threads_per_row, rows_per_block| LaunchPlan {
+    let strided = access == Access::Strided;
+    let kernel = |family, lanes, vectors| Kernel {
         op,
         dtype,
         family,
         access,
+        lanes,
         vectors,
+    };
+    let one_block = |kernel, threads_per_row| LaunchPlan {
+        kernel,
         threads_per_row,
-        rows_per_block,
+        rows_per_block: 1,
+        cluster: 1,
+        slice: row_vectors,
+        shared_bytes: 0,
     };
 
-    let lanes = row_vectors.next_power_of_two().min(32);
-    let largest = variants.warp[variants.warp.len() - 1];
-    if let Some(&vectors) = (variants.warp.iter()).find(|&&v| row_vectors <= v * lanes) {
-        let vectors = compiled(vectors, largest);
-        return make(Family::Warp, vectors, lanes, WARP_BLOCK / lanes);
+    let fits = |&&(lanes, vectors): &&(usize, usize)| row_vectors <= lanes * vectors;
+    if let Some(&(lanes, vectors)) = WARP_SHAPES.iter().find(fits) {
+        let kernel = match strided {
+            true => kernel(Family::Warp, 0, WARP_STRIDED),
+            false => kernel(Family::Warp, lanes, vectors),
+        };
+        return LaunchPlan {
+            rows_per_block: WARP_BLOCK / lanes,
+            ..one_block(kernel, lanes)
+        };
     }
 
-    let most_threads = limits.max_threads_per_block.min(ROW_BLOCK);
-    let largest = variants.block[variants.block.len() - 1];
-    for &vectors in variants.block {
+    let shapes = block_shapes(op, dtype, limits);
+    let compiled = shapes.iter().map(|&(vectors, _)| vectors).max();
+    for (vectors, most_threads) in shapes {
         let threads = row_vectors.div_ceil(vectors).next_multiple_of(32);
-        if threads <= most_threads {
-            return make(Family::Block, compiled(vectors, largest), threads, 1);
+        if threads <= most_threads.min(limits.max_threads_per_block) {
+            let vectors = if strided {
+                compiled.unwrap_or(vectors)
+            } else {
+                vectors
+            };
+            return one_block(kernel(Family::Block, 0, vectors), threads);
         }
     }
-    make(Family::Stream, STREAM_VECTORS, most_threads, 1)
+
+    cluster_plan(kernel(Family::Cluster, 0, 0), row_vectors, limits).unwrap_or_else(|| {
+        let threads = limits.max_threads_per_block.min(STREAM_BLOCK);
+        one_block(kernel(Family::Stream, 0, STREAM_VECTORS), threads)
+    })
+}
+
+/// A cluster for rows of `row_vectors`, if their slices fit its blocks.
+fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
+    let (target, operands) = match kernel.op {
+        RowOp::Softmax => (SLICE, 1),
+        RowOp::SoftmaxBackward => (SLICE_BACKWARD, 2),
+    };
+    let cluster = row_vectors
+        .div_ceil(target)
+        .checked_next_power_of_two()?
+        .min(limits.max_cluster);
+    // Whole warps of vectors; and a piece more, since an unaligned slice begins and ends inside of one.
+    let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
+    let shared_bytes = (slice + 1).checked_mul(16 * operands)?;
+    let room = limits.max_shared_bytes.saturating_sub(RESERVED_BYTES);
+    // One block that fills an SM waits for its copies, then computes, then stores, and nothing else runs.
+    let room = if limits.max_cluster == 1 {
+        room / 2
+    } else {
+        room
+    };
+    (shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block).then_some(LaunchPlan {
+        kernel,
+        threads_per_row: SLICE_THREADS,
+        rows_per_block: 1,
+        cluster,
+        slice,
+        shared_bytes,
+    })
 }
 
 #[cfg(test)]

@@ -2,15 +2,16 @@
 
 use super::{modules, params};
 use crate::ops::float_type;
-use crate::plan::{plan, Access, FloatType, RowOp};
+use crate::plan::{plan, Access, FloatType, LaunchPlan, RowOp};
 use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaSlice, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
+    sys, CudaFunction, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
 };
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{bail, CudaDevice, CudaStorage, Layout, Result};
 use half::{bf16, f16};
+use std::ffi::c_void;
 
 /// Binds `$T` to the element type of `$float`.
 macro_rules! with_type {
@@ -118,25 +119,28 @@ impl<const N: usize> Call<N> {
         let stream = device.cuda_stream();
         let inputs = inputs.map(|input| (input.device_ptr(&stream), input.len()));
         let pointers: Vec<(u64, usize)> = inputs.iter().map(|((p, _), len)| (*p, *len)).collect();
-        self.launch(&pointers, &mut out, device)?;
-        // `inputs` holds cudarc's guards: dropped here, they record that the inputs were read.
+        let (out_pointer, written) = out.device_ptr_mut(&stream);
+        self.launch(&pointers, (out_pointer, len), device)?;
+        // cudarc's guards: dropped here, they record that the inputs were read and the output written.
         drop(inputs);
+        drop(written);
         Ok(out)
     }
 
     /// Runs over the one input into itself.
     fn in_place<T: DeviceRepr>(&self, x: &mut CudaSlice<T>, device: &CudaDevice) -> Result<()> {
         (self.space).check_within(self.op, &self.space.operands[0], x.len())?;
-        let pointer = x.device_ptr(&device.cuda_stream()).0;
         let len = x.len();
-        self.launch(&[(pointer, len)], x, device)
+        let stream = device.cuda_stream();
+        let (pointer, _written) = x.device_ptr_mut(&stream);
+        self.launch(&[(pointer, len)], (pointer, len), device)
     }
 
-    /// The launch: `inputs` as (device pointer, elements), the output as a mutable argument.
-    fn launch<T: DeviceRepr>(
+    /// The launch: operands as (device pointer, elements).
+    fn launch(
         &self,
         inputs: &[(u64, usize)],
-        out: &mut CudaSlice<T>,
+        out: (u64, usize),
         device: &CudaDevice,
     ) -> Result<()> {
         let space = &self.space;
@@ -151,35 +155,41 @@ impl<const N: usize> Call<N> {
             self.access(inputs),
             &limits,
         );
-        let function = modules::function(device, &plan)?;
-        let rows = params::Rows::new(self.op, space)?;
-        let lens = inputs.iter().map(|&(_, len)| len).chain([out.len()]);
-        let at: Vec<_> = (space.operands.iter().zip(lens))
-            .map(|(operand, len)| params::Operand::new(operand, len))
-            .collect();
-        let threads = plan.threads_per_row as i32;
-
-        let stream = device.cuda_stream();
-        let mut args = stream.launch_builder(&function);
-        args.arg(&rows);
-        for at in &at {
-            args.arg(at);
-        }
-        for (pointer, _) in inputs {
-            args.arg(pointer);
-        }
-        args.arg(out).arg(&threads);
-        let config = LaunchConfig {
-            grid_dim: (plan.grid(space.rows, &limits) as u32, 1, 1),
-            block_dim: (plan.block() as u32, 1, 1),
-            shared_mem_bytes: 0,
+        let Some(grid) = plan.grid(space.rows, &limits) else {
+            bail!(
+                "{}: requires at most {} blocks, got {} rows of {} columns",
+                self.op,
+                limits.max_grid_x,
+                space.rows,
+                space.cols
+            )
         };
+        let function = modules::function(device, &plan.kernel)?;
+        let rows = params::Rows::new(self.op, space)?;
+        let pointers: Vec<(u64, usize)> = inputs.iter().copied().chain([out]).collect();
+        let at: Vec<_> = (space.operands.iter().zip(&pointers))
+            .map(|(operand, &(_, len))| params::Operand::new(operand, len))
+            .collect();
+        let share = plan.share() as i32;
+
+        // In the order of kernels/table.cuh.
+        let mut arguments = vec![address(&rows)];
+        arguments.extend(at.iter().map(address));
+        arguments.extend(pointers.iter().map(|(pointer, _)| address(pointer)));
+        arguments.push(address(&share));
         // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
-        // type in the kernel's name. Every row of every operand lies in its storage: candle's layouts
-        // say so, and `Operand::len` bounds the aligned reads beside a row. The plan's threads cover
-        // the columns (tested in src/plan.rs).
-        unsafe { args.launch(config) }.w()?;
-        Ok(())
+        // type in the kernel's name, and outlive the call. Every row of every operand lies in its storage:
+        // candle's layouts say so, and `Operand::len` bounds the aligned reads beside a row. The plan's
+        // threads cover the columns and its shared memory the slices (tested in src/plan.rs).
+        unsafe {
+            start(
+                &function,
+                &plan,
+                grid,
+                &device.cuda_stream(),
+                &mut arguments,
+            )
+        }
     }
 
     /// The fastest access that every operand allows.
@@ -191,4 +201,54 @@ impl<const N: usize> Call<N> {
             access => access,
         }
     }
+}
+
+fn address<T>(argument: &T) -> *mut c_void {
+    std::ptr::from_ref(argument).cast_mut().cast()
+}
+
+/// Starts a kernel on `stream`. cudarc's own builder knows of no clusters.
+///
+/// # Safety
+///
+/// `arguments` must point to what the kernel declares, and what those point to must be what it may access.
+unsafe fn start(
+    function: &CudaFunction,
+    plan: &LaunchPlan,
+    grid: usize,
+    stream: &CudaStream,
+    arguments: &mut [*mut c_void],
+) -> Result<()> {
+    stream.context().bind_to_thread().w()?;
+    let mut cluster = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: Default::default(),
+        value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+    };
+    cluster.value.clusterDim.x = plan.cluster as u32;
+    cluster.value.clusterDim.y = 1;
+    cluster.value.clusterDim.z = 1;
+    let config = sys::CUlaunchConfig {
+        gridDimX: grid as u32,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: plan.block() as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: plan.shared_bytes as u32,
+        hStream: stream.cu_stream(),
+        attrs: &mut cluster,
+        numAttrs: u32::from(plan.cluster > 1),
+    };
+    // SAFETY: as the caller promises; the configuration and its attribute outlive the call.
+    unsafe {
+        sys::cuLaunchKernelEx(
+            &config,
+            function.cu_function(),
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    }
+    .result()
+    .w()
 }

@@ -3,9 +3,9 @@
 //! Not through candle's `get_or_load_custom_func`: it takes PTX only, keeps modules by device object
 //! and name, and asks the driver for the function in each call.
 
-use crate::plan::{DeviceLimits, Family, LaunchPlan};
+use crate::plan::{DeviceLimits, Family, Kernel};
 use candle_core::cuda_backend::cudarc::driver::{
-    sys::CUdevice_attribute, CudaContext, CudaFunction, CudaModule,
+    sys::CUdevice_attribute, sys::CUfunction_attribute, CudaContext, CudaFunction, CudaModule,
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::WrapErr;
@@ -22,7 +22,7 @@ mod fat_binary {
 struct Gpu {
     limits: DeviceLimits,
     modules: HashMap<Family, Arc<CudaModule>>,
-    functions: HashMap<LaunchPlan, CudaFunction>,
+    functions: HashMap<Kernel, CudaFunction>,
 }
 
 /// By CUDA context: every candle device on one GPU shares its primary context, and so the modules.
@@ -49,33 +49,40 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
         let value = stream.context().attribute(which).w()?;
         Ok(value.max(1) as usize)
     };
+    use CUdevice_attribute as Attribute;
+    // Code for sm_90 and later knows of clusters; a kernel compiled for an older one would not.
+    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let limits = DeviceLimits {
-        max_threads_per_block: attribute(
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+        max_threads_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        max_grid_x: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+        max_shared_bytes: attribute(
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
-        max_grid_x: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X)?,
+        max_cluster: match major {
+            _ if fat_binary::COMPUTE_CAP < 90 => 1,
+            0..=8 => 1,
+            9 | 10 => 16, // past 8 with a word to the driver, see `Gpu::load`
+            _ => 8,       // what is portable
+        },
     };
     let mut gpus = gpus().write().unwrap_or_else(|e| e.into_inner());
     gpus.entry(key).or_insert_with(|| Gpu::new(limits));
     Ok(limits)
 }
 
-/// The kernel of `plan`: one lock and one hash after the first call.
-pub fn function(device: &CudaDevice, plan: &LaunchPlan) -> Result<CudaFunction> {
+/// The function of `kernel`: one lock and one hash after the first call.
+pub fn function(device: &CudaDevice, kernel: &Kernel) -> Result<CudaFunction> {
     let key = context_key(device);
     {
         let gpus = gpus().read().unwrap_or_else(|e| e.into_inner());
-        if let Some(function) = gpus.get(&key).and_then(|gpu| gpu.functions.get(plan)) {
+        if let Some(function) = gpus.get(&key).and_then(|gpu| gpu.functions.get(kernel)) {
             return Ok(function.clone());
         }
     }
     let limits = limits(device)?;
     let mut gpus = gpus().write().unwrap_or_else(|e| e.into_inner());
     let gpu = gpus.entry(key).or_insert_with(|| Gpu::new(limits));
-    let module = gpu.module(plan.family, device.cuda_stream().context())?;
-    let function = module.load_function(&plan.kernel_name()).w()?;
-    gpu.functions.insert(plan.clone(), function.clone());
-    Ok(function)
+    gpu.load(kernel, device.cuda_stream().context())
 }
 
 impl Gpu {
@@ -87,6 +94,31 @@ impl Gpu {
         }
     }
 
+    /// Loads `kernel`, allowed all that a plan may ask for.
+    fn load(&mut self, kernel: &Kernel, context: &Arc<CudaContext>) -> Result<CudaFunction> {
+        let module = self.module(kernel.family, context)?;
+        let function = module.load_function(&kernel.name()).w()?;
+        if kernel.family == Family::Cluster {
+            use CUfunction_attribute as Attribute;
+            let own = function
+                .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+                .w()?;
+            let allow = |which, value| function.set_attribute(which, value).w();
+            allow(
+                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.limits.max_shared_bytes as i32 - own,
+            )?;
+            if self.limits.max_cluster > 8 {
+                allow(
+                    Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+                    1,
+                )?;
+            }
+        }
+        self.functions.insert(*kernel, function.clone());
+        Ok(function)
+    }
+
     /// The module of `family`, loaded if this is its first use.
     fn module(&mut self, family: Family, context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
         if let Some(module) = self.modules.get(&family) {
@@ -95,6 +127,7 @@ impl Gpu {
         let image = match family {
             Family::Warp => fat_binary::WARP,
             Family::Block => fat_binary::BLOCK,
+            Family::Cluster => fat_binary::CLUSTER,
             Family::Stream => fat_binary::STREAM,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;

@@ -1,0 +1,152 @@
+// Long rows: a cluster of blocks owns a row; it stays in their shared memory.
+//
+//   |<------- block 0 ------->|<------- block 1 ------->| ...     `slice` vectors of the row a block
+//   | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...               thread t owns vectors t, t + threads, .. of it
+//
+// Passes over memory: one read, one write, both in bulk (see slice.cuh). Barriers: four of the block, none of the
+// cluster (see cluster.cuh). Shared memory: the slice, of each input. Before sm_90 a cluster is one block.
+// A cluster takes one row and ends: while one waits for its copies, others on the same SM compute and store. (To go
+// on to a next row, and copy it as this one is written, was no faster.)
+#include "cached.cuh"
+#include "cluster.cuh"
+#include "slice.cuh"
+#include "table.cuh"
+
+using namespace online;
+
+// Exponentials are taken twice, for the sum and for the result: to keep them would need more memory (halves), or
+// write it once more.
+template <class D> struct SharedSoftmax {
+  typedef typename D::Compute C;
+
+  template <class Slice>
+  static __device__ __forceinline__ void row(const Slice &x, const Slice &y, Words *cache, Cluster<C> &merge) {
+    bring(x, cache, merge.loads());
+    const Reference<D> share(group_max(thread_max(x, cache), WARP));
+    C d = share.base == C(0) ? thread_sum<false>(x, cache, share) : thread_sum<true>(x, cache, share);
+    State<D> whole = merge.template merge<D>(share.m, d);
+    const Reference<D> at(whole.m);
+    C scale = mul(whole.weight(), C(1) / Reference<D>::TOP);
+    if (at.base == C(0))
+      y.put([&](const Words &w) { return result<false>(w, at, scale); }, x, cache);
+    else
+      y.put([&](const Words &w) { return result<true>(w, at, scale); }, x, cache);
+  }
+
+private:
+  // The row's last vector, where it is cut, is the last of its thread.
+  template <class Slice> static __device__ __forceinline__ bool owns_cut(const Slice &x) {
+    return x.cols % D::LEN && x.cols / D::LEN % SLICE_THREADS == (int)threadIdx.x;
+  }
+
+  static __device__ __forceinline__ Words cut(Words x, int len) {
+#pragma unroll
+    for (int i = 0; i < D::LEN; ++i)
+      if (i >= len) D::set_raw(x, i, D::lowest());
+    return x;
+  }
+
+  template <class Slice> static __device__ __forceinline__ C thread_max(const Slice &x, const Words *cache) {
+    C m = -Limits<C>::infinity();
+    int whole = x.cols / D::LEN;
+    for_own(whole, [&](int v) {
+      Words one[1] = {Slice::vector(x, cache, v)};
+      m = vectors_max<D>(one, m);
+    });
+    if (owns_cut(x)) {
+      Words one[1] = {cut(Slice::vector(x, cache, whole), x.cols % D::LEN)};
+      m = vectors_max<D>(one, m);
+    }
+    return m;
+  }
+
+  template <bool SHIFT, class Slice>
+  static __device__ __forceinline__ C thread_sum(const Slice &x, const Words *cache, const Reference<D> &at) {
+    C d = C(0);
+    int whole = x.cols / D::LEN;
+    for_own(whole, [&](int v) { d = add(d, vector_sum<SHIFT>(Slice::vector(x, cache, v), at)); });
+    if (owns_cut(x)) d = add(d, vector_sum<SHIFT>(cut(Slice::vector(x, cache, whole), x.cols % D::LEN), at));
+    return d;
+  }
+
+  template <bool SHIFT> static __device__ __forceinline__ C exponential(const Words &x, int i, const Reference<D> &at) {
+    return at.exp(SHIFT ? add(D::get(x, i), -at.base) : D::get(x, i));
+  }
+
+  template <bool SHIFT> static __device__ __forceinline__ C vector_sum(const Words &x, const Reference<D> &at) {
+    C e[D::LEN];
+#pragma unroll
+    for (int i = 0; i < D::LEN; ++i) e[i] = exponential<SHIFT>(x, i, at);
+    return tree_sum(e);
+  }
+
+  template <bool SHIFT> static __device__ __forceinline__ Words result(const Words &x, const Reference<D> &at, C scale) {
+    C e[D::LEN];
+#pragma unroll
+    for (int i = 0; i < D::LEN; ++i) e[i] = mul(exponential<SHIFT>(x, i, at), scale);
+    Words out;
+#pragma unroll
+    for (int i = 0; i < D::LEN; ++i) D::set(out, i, e[i]);
+    return out;
+  }
+};
+
+// dx = y * (g - sum g*y).
+template <class D> struct SharedSoftmaxBackward {
+  typedef typename D::Compute C;
+  typedef CachedSoftmaxBackward<D> Vector;
+
+  template <class Slice>
+  static __device__ __forceinline__ void row(const Slice &y, const Slice &g, const Slice &dx, Words *ys, Words *gs, Cluster<C> &merge) {
+    bring(y, ys, g, gs, merge.loads());
+    C s = C(0);
+    int whole = y.cols / D::LEN, cut = y.cols % D::LEN;
+    for_own(whole, [&](int v) { s = add(s, Vector::product_sum(Slice::vector(y, ys, v), Slice::vector(g, gs, v))); });
+    if (cut && whole % SLICE_THREADS == (int)threadIdx.x)
+      s = add(s, Vector::product_sum(cleared(Slice::vector(y, ys, whole), cut), cleared(Slice::vector(g, gs, whole), cut)));
+    s = merge.sum(s);
+    dx.put([&](const Words &a, const Words &b) { return Vector::gradient(a, b, s); }, y, ys, g, gs);
+  }
+
+private:
+  static __device__ __forceinline__ Words cleared(Words x, int len) {
+#pragma unroll
+    for (int i = 0; i < D::LEN; ++i)
+      if (i >= len) D::set_raw(x, i, 0);
+    return x;
+  }
+};
+
+// Calls body(row, first column, columns, merge) for this block's slice.
+template <class D, class Body> __device__ __forceinline__ void for_slice(const Rows &rows, int slice, Body body) {
+  __shared__ ClusterSlots<typename D::Compute> slots;
+  Cluster<typename D::Compute> merge(slots);
+  i64 first = (i64)merge.rank * slice * D::LEN, left = largest(rows.cols - first, (i64)0);
+  body((i64)cluster_index(), left ? first : (i64)0, (int)smallest(left, (i64)slice * D::LEN), merge);
+}
+
+#define SOFTMAX_KERNEL(dtype, D, access, Slice)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(SLICE_THREADS, 6) cluster_softmax_##dtype##_##access(SOFTMAX_PARAMETERS(D)) {     \
+    for_slice<D>(rows, threads, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
+      Slice<D> from(x, rows, x_at, r, first, cols), to(y, rows, y_at, r, first, cols);                                           \
+      SharedSoftmax<D>::row(from, to, shared_memory(), merge);                                                                       \
+    });                                                                                                                          \
+  }
+
+#define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Slice)                                                                         \
+  extern "C" __global__ void __launch_bounds__(SLICE_THREADS, 4) cluster_softmax_backward_##dtype##_##access(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
+    for_slice<D>(rows, threads, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
+      Slice<D> ys(y, rows, y_at, r, first, cols), gs(g, rows, g_at, r, first, cols), to(dx, rows, dx_at, r, first, cols);        \
+      SharedSoftmaxBackward<D>::row(ys, gs, to, shared_memory(), shared_memory() + threads + 1, merge);                                  \
+    });                                                                                                                          \
+  }
+
+#define TABLE(dtype, D)                                                                                                          \
+  SOFTMAX_KERNEL(dtype, D, aligned, AlignedSlice)                                                                                \
+  SOFTMAX_KERNEL(dtype, D, unaligned, UnalignedSlice)                                                                            \
+  SOFTMAX_KERNEL(dtype, D, strided, StridedSlice)                                                                                \
+  SOFTMAX_BACKWARD_KERNEL(dtype, D, aligned, AlignedSlice)                                                                       \
+  SOFTMAX_BACKWARD_KERNEL(dtype, D, unaligned, UnalignedSlice)                                                                   \
+  SOFTMAX_BACKWARD_KERNEL(dtype, D, strided, StridedSlice)
+
+FOR_EACH_DTYPE(TABLE)
