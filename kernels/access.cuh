@@ -58,17 +58,19 @@ template <class D, class I> struct Elements {
   static __device__ __forceinline__ Words load(const T *row, i64 stride, I v, I cols, T fill) {
     Words x = {{0, 0, 0, 0}};
     I first = v * LEN;
+    const T *at = row + first * stride;
 #pragma unroll
-    for (int i = 0; i < LEN; ++i) D::set_raw(x, i, first + i < cols ? row[(first + i) * stride] : fill);
+    for (int i = 0; i < LEN; ++i, at += stride) D::set_raw(x, i, first + i < cols ? *at : fill);
     return x;
   }
 
   // Elements from <= i < to only.
   static __device__ __forceinline__ void store(T *row, i64 stride, I v, I cols, const Words &x, int from, int to) {
     I first = v * LEN;
+    T *at = row + first * stride;
 #pragma unroll
-    for (int i = 0; i < LEN; ++i)
-      if (i >= from && i < to && first + i < cols) row[(first + i) * stride] = D::raw(x, i);
+    for (int i = 0; i < LEN; ++i, at += stride)
+      if (i >= from && i < to && first + i < cols) *at = D::raw(x, i);
   }
 
   template <int N> static __device__ __forceinline__ bool owns(I which, I v, int step) {
@@ -227,12 +229,12 @@ template <class D, class I> struct StridedRow {
 
   template <int N> __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill) const {
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = One::load(row, stride, v + k * step, cols, fill);
+    for (int k = 0; k < N; ++k) x[k] = settled(One::load(row, stride, v + k * step, cols, fill)); // else all addresses at once
   }
 
   template <int N, class Near> __device__ __forceinline__ void store(const Words (&x)[N], I v, int step, Near &) const {
 #pragma unroll
-    for (int k = 0; k < N; ++k) One::store(row, stride, v + k * step, cols, x[k], 0, D::LEN);
+    for (int k = 0; k < N; ++k) One::store(row, stride, v + k * step, cols, settled(x[k]), 0, D::LEN);
   }
 };
 

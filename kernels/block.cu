@@ -35,22 +35,20 @@ using namespace online;
 // See `block_shapes` in src/plan.rs: how many vectors a thread has, and threads a block.
 #define TABLE(dtype, D, KERNEL, N, THREADS, BLOCKS)                                                                              \
   KERNEL(dtype, D, aligned, AlignedRow, N, THREADS, BLOCKS)                                                                      \
-  KERNEL(dtype, D, unaligned, UnalignedRow, N, THREADS, BLOCKS)
+  KERNEL(dtype, D, unaligned, UnalignedRow, N, THREADS, BLOCKS)                                                                  \
+  KERNEL(dtype, D, strided, StridedRow, N, THREADS, 1)
 
 #define HALF_TABLE(dtype, D)                                                                                                     \
   TABLE(dtype, D, SOFTMAX_KERNEL, 2, 128, 8)                                                                                     \
-  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)                                                                                     \
-  SOFTMAX_KERNEL(dtype, D, strided, StridedRow, 4, 512, 1)
+  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)
 
 #define FULL_TABLE(dtype, D)                                                                                                     \
   TABLE(dtype, D, SOFTMAX_KERNEL, 8, 128, 6)                                                                                     \
-  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)                                                                                     \
-  SOFTMAX_KERNEL(dtype, D, strided, StridedRow, 8, 512, 1)
+  TABLE(dtype, D, SOFTMAX_KERNEL, 4, 512, 2)
 
 #define BACKWARD_TABLE(dtype, D)                                                                                                 \
   TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 2, 512, 2)                                                                            \
-  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4, 512, 1)                                                                            \
-  SOFTMAX_BACKWARD_KERNEL(dtype, D, strided, StridedRow, 4, 512, 1)
+  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4, 384, 1)
 
 HALF_TABLE(f16, F16)
 HALF_TABLE(bf16, BF16)

@@ -252,7 +252,7 @@ const STREAM_VECTORS: usize = 4;
 ///
 /// f32, H200: 2048x4096 takes 18.7 us with 128 threads of 8 vectors, 18.8 with 256 of 4; 4096x8192 67.7 with
 /// 512 of 4, 68.1 with 256 of 8. bf16: 8192x2048 18.6 with 128 of 2, 18.7 with 64 of 4. Backward keeps y and
-/// g as loaded, 8 registers a vector.
+/// g as loaded, 8 registers a vector; with 512 threads of 4 the strided kernels of halves spill.
 fn block_shapes(op: RowOp, dtype: FloatType, limits: &DeviceLimits) -> [(usize, usize); 2] {
     match (op, dtype) {
         // Where there are clusters they take the rows past 1024 vectors.
@@ -261,7 +261,7 @@ fn block_shapes(op: RowOp, dtype: FloatType, limits: &DeviceLimits) -> [(usize, 
         }
         (RowOp::Softmax, FloatType::F16 | FloatType::BF16) => [(2, 128), (4, 512)],
         (RowOp::Softmax, FloatType::F32 | FloatType::F64) => [(8, 128), (4, 512)],
-        (RowOp::SoftmaxBackward, _) => [(2, 512), (4, 512)],
+        (RowOp::SoftmaxBackward, _) => [(2, 512), (4, 384)],
     }
 }
 
@@ -304,16 +304,9 @@ pub fn plan(
         };
     }
 
-    let shapes = block_shapes(op, dtype, limits);
-    let compiled = shapes.iter().map(|&(vectors, _)| vectors).max();
-    for (vectors, most_threads) in shapes {
+    for (vectors, most_threads) in block_shapes(op, dtype, limits) {
         let threads = row_vectors.div_ceil(vectors).next_multiple_of(32);
         if threads <= most_threads.min(limits.max_threads_per_block) {
-            let vectors = if strided {
-                compiled.unwrap_or(vectors)
-            } else {
-                vectors
-            };
             return one_block(kernel(Family::Block, 0, vectors), threads);
         }
     }

@@ -3,11 +3,20 @@
 use super::*;
 use std::collections::BTreeSet;
 
-/// What CUDA reports alike for T4, A10, A100, H200 and B200.
-const LIMITS: DeviceLimits = DeviceLimits {
-    max_threads_per_block: 1024,
-    max_grid_x: (1 << 31) - 1,
-};
+const fn device(max_shared_bytes: usize, max_cluster: usize) -> DeviceLimits {
+    DeviceLimits {
+        // CUDA reports these alike for all.
+        max_threads_per_block: 1024,
+        max_grid_x: (1 << 31) - 1,
+        max_shared_bytes,
+        max_cluster,
+    }
+}
+const T4: DeviceLimits = device(64 << 10, 1);
+const A100: DeviceLimits = device(163 << 10, 1);
+const H200: DeviceLimits = device(227 << 10, 16);
+const RTX_5090: DeviceLimits = device(99 << 10, 8);
+const DEVICES: [DeviceLimits; 4] = [T4, A100, H200, RTX_5090];
 const OPS: [RowOp; 2] = [RowOp::Softmax, RowOp::SoftmaxBackward];
 const TYPES: [FloatType; 4] = [
     FloatType::F16,
@@ -21,50 +30,98 @@ fn lengths() -> impl Iterator<Item = usize> {
     (0..2100).chain((11..34).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1]))
 }
 
-fn every_plan(mut check: impl FnMut(usize, LaunchPlan)) {
-    for op in OPS {
-        for dtype in TYPES {
-            for access in ACCESSES {
-                for cols in lengths() {
-                    check(cols, plan(op, dtype, cols, access, &LIMITS));
+fn every_plan(mut check: impl FnMut(usize, LaunchPlan, &DeviceLimits)) {
+    for device in &DEVICES {
+        for op in OPS {
+            for dtype in TYPES {
+                for access in ACCESSES {
+                    for cols in lengths() {
+                        check(cols, plan(op, dtype, cols, access, device), device);
+                    }
                 }
             }
         }
     }
 }
 
+fn row_vectors(cols: usize, p: &LaunchPlan) -> usize {
+    cols.div_ceil(p.kernel.dtype.vector_len())
+}
+
 #[test]
-fn cached_rows_fit_their_threads() {
-    every_plan(|cols, p| {
-        let room = p.threads_per_row * p.vectors * p.dtype.vector_len();
-        match p.family {
-            Family::Warp | Family::Block => assert!(cols <= room, "{cols} {p:?}"),
-            Family::Stream => assert!(cols > 4096, "{cols} {p:?}"),
+fn rows_fit_where_they_are_kept() {
+    every_plan(|cols, p, device| {
+        let vectors = row_vectors(cols, &p);
+        match p.kernel.family {
+            Family::Warp | Family::Block => {
+                assert!(
+                    vectors <= p.threads_per_row * p.kernel.vectors,
+                    "{cols} {p:?}"
+                )
+            }
+            Family::Cluster => {
+                assert!(vectors <= p.cluster * p.slice, "{cols} {p:?}");
+                let operands = if p.kernel.op == RowOp::Softmax { 1 } else { 2 };
+                assert_eq!(
+                    p.shared_bytes,
+                    (p.slice + 1) * 16 * operands,
+                    "{cols} {p:?}"
+                );
+            }
+            Family::Stream => assert!(vectors > 1536, "{cols} {p:?}"),
         }
+        assert!(
+            p.shared_bytes + 2048 <= device.max_shared_bytes,
+            "{cols} {p:?}"
+        );
     });
 }
 
 #[test]
 fn blocks_are_whole_warps_within_the_limit() {
-    every_plan(|cols, p| {
+    every_plan(|cols, p, device| {
         assert_eq!(p.block() % 32, 0, "{cols} {p:?}");
-        assert!(p.block() <= LIMITS.max_threads_per_block, "{cols} {p:?}");
-        match p.family {
-            Family::Warp => assert!(p.threads_per_row.is_power_of_two()),
-            Family::Block | Family::Stream => assert_eq!(p.rows_per_block, 1),
+        assert!(p.block() <= device.max_threads_per_block, "{cols} {p:?}");
+        match p.kernel.family {
+            Family::Warp => {
+                assert!(p.threads_per_row.is_power_of_two());
+                assert_eq!(p.block(), 128, "what kernels/warp.cu is for");
+            }
+            // Slots for 16 warps in kernels/reduce.cuh.
+            Family::Block | Family::Stream => assert!(p.rows_per_block == 1 && p.block() <= 512),
+            Family::Cluster => assert_eq!(p.block(), 256, "what kernels/slice.cuh is for"),
         }
     });
 }
 
 #[test]
+fn clusters_are_of_blocks_that_a_device_has() {
+    every_plan(|cols, p, device| match p.kernel.family {
+        Family::Cluster => {
+            assert!(p.cluster <= device.max_cluster && p.cluster.is_power_of_two());
+            let used = row_vectors(cols, &p).div_ceil(p.slice);
+            assert!(
+                2 * used > p.cluster,
+                "blocks with nothing to do: {cols} {p:?}"
+            );
+        }
+        _ => assert_eq!((p.cluster, p.shared_bytes), (1, 0)),
+    });
+}
+
+#[test]
 fn access_does_not_move_columns_between_threads() {
-    for op in OPS {
-        for dtype in TYPES {
-            for cols in lengths() {
-                let plans = ACCESSES.map(|a| plan(op, dtype, cols, a, &LIMITS));
-                for p in &plans {
-                    let owner = |p: &LaunchPlan| (p.family, p.threads_per_row);
-                    assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
+    for device in &DEVICES {
+        for op in OPS {
+            for dtype in TYPES {
+                for cols in lengths() {
+                    let plans = ACCESSES.map(|a| plan(op, dtype, cols, a, device));
+                    for p in &plans {
+                        let owner = |p: &LaunchPlan| {
+                            (p.kernel.family, p.threads_per_row, p.cluster, p.slice)
+                        };
+                        assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
+                    }
                 }
             }
         }
@@ -73,96 +130,130 @@ fn access_does_not_move_columns_between_threads() {
 
 #[test]
 fn registers_stay_within_budget() {
-    every_plan(|cols, p| {
-        let bytes = match (p.family, p.op) {
-            (Family::Stream, _) => return,
+    every_plan(|cols, p, _| {
+        let vectors = p.kernel.vectors;
+        let bytes = match (p.kernel.family, p.kernel.op) {
+            (Family::Stream | Family::Cluster, _) => return,
             // Forward: values in the compute type.
-            (_, RowOp::Softmax) => p.vectors * p.dtype.vector_len() * p.dtype.size().max(4),
+            (_, RowOp::Softmax) => {
+                vectors * p.kernel.dtype.vector_len() * p.kernel.dtype.size().max(4)
+            }
             // Backward: y and g as loaded.
-            (_, RowOp::SoftmaxBackward) => p.vectors * 16 * 2,
+            (_, RowOp::SoftmaxBackward) => vectors * 16 * 2,
         };
-        assert!(bytes <= 64 * 4, "{cols} {p:?}: {bytes} bytes a thread");
+        assert!(bytes <= 32 * 4, "{cols} {p:?}: {bytes} bytes a thread");
     });
 }
 
 #[test]
 fn few_kernels() {
     let mut names = BTreeSet::new();
-    every_plan(|_, p| {
-        names.insert(p.kernel_name());
+    every_plan(|_, p, _| {
+        names.insert(p.kernel.name());
     });
     for dtype in TYPES {
-        for family in ["warp", "block", "stream"] {
+        for family in ["warp", "block", "cluster", "stream"] {
             let count = (names.iter())
                 .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
                 .count();
-            assert!((3..=20).contains(&count), "{family} {dtype:?}: {count}");
+            assert!((3..=34).contains(&count), "{family} {dtype:?}: {count}");
         }
     }
 }
 
 #[test]
 fn table_of_plans() {
-    use {Access::*, Family::*, FloatType::*};
+    use {Access::*, FloatType::*};
+    // dtype, cols, access, kernel, threads a row, rows a block, cluster, slice
+    #[rustfmt::skip]
     let cases = [
-        // dtype, cols, access, family, vectors, threads a row, rows a block
-        (F32, 1, Unaligned, Warp, 1, 1, 128),
-        (F32, 64, Aligned, Warp, 1, 16, 8),
-        (F32, 128, Aligned, Warp, 1, 32, 4),
-        (F32, 1024, Aligned, Warp, 8, 32, 4),
-        (F32, 1024, Strided, Warp, 8, 32, 4),
-        (F32, 128, Strided, Warp, 8, 32, 4),
-        (F32, 1025, Unaligned, Block, 4, 96, 1),
-        (F32, 4096, Aligned, Block, 4, 256, 1),
-        (F32, 8192, Aligned, Block, 4, 512, 1),
-        (F32, 8193, Unaligned, Block, 8, 288, 1),
-        (F32, 32768, Aligned, Block, 16, 512, 1),
-        (F32, 32769, Unaligned, Stream, 4, 512, 1),
-        (BF16, 1000, Aligned, Warp, 4, 32, 4),
-        (BF16, 32768, Aligned, Block, 8, 512, 1),
-        (BF16, 50257, Unaligned, Stream, 4, 512, 1),
-        (F16, 2, Unaligned, Warp, 1, 1, 128),
-        (F64, 512, Aligned, Warp, 8, 32, 4),
-        (F64, 8192, Aligned, Block, 8, 512, 1),
-        (F64, 8193, Unaligned, Stream, 4, 512, 1),
+        (F32, 1, Unaligned, "warp_softmax_f32_unaligned_1x1", 1, 128, 1, 1),
+        (F32, 64, Aligned, "warp_softmax_f32_aligned_8x2", 8, 16, 1, 16),
+        (F32, 128, Aligned, "warp_softmax_f32_aligned_16x2", 16, 8, 1, 32),
+        (F32, 128, Strided, "warp_softmax_f32_strided_0x4", 16, 8, 1, 32),
+        (F32, 512, Aligned, "warp_softmax_f32_aligned_32x4", 32, 4, 1, 128),
+        (F32, 1024, Aligned, "block_softmax_f32_aligned_8", 32, 1, 1, 256),
+        (F32, 4096, Aligned, "block_softmax_f32_aligned_8", 128, 1, 1, 1024),
+        (F32, 4097, Unaligned, "block_softmax_f32_unaligned_4", 288, 1, 1, 1025),
+        (F32, 8192, Strided, "block_softmax_f32_strided_4", 512, 1, 1, 2048),
+        (F32, 8193, Unaligned, "cluster_softmax_f32_unaligned", 256, 1, 2, 1056),
+        (F32, 131_072, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 2048),
+        (F32, 262_144, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 4096),
+        (F32, 1 << 20, Aligned, "stream_softmax_f32_aligned_4", 512, 1, 1, 1 << 18),
+        (BF16, 1000, Aligned, "warp_softmax_bf16_aligned_32x4", 32, 4, 1, 125),
+        (BF16, 2048, Aligned, "block_softmax_bf16_aligned_2", 128, 1, 1, 256),
+        (BF16, 8192, Aligned, "block_softmax_bf16_aligned_4", 256, 1, 1, 1024),
+        (BF16, 16384, Aligned, "cluster_softmax_bf16_aligned", 256, 1, 1, 2048),
+        (BF16, 50257, Unaligned, "cluster_softmax_bf16_unaligned", 256, 1, 4, 1600),
+        (F16, 2, Unaligned, "warp_softmax_f16_unaligned_1x1", 1, 128, 1, 1),
+        (F64, 4096, Aligned, "block_softmax_f64_aligned_4", 512, 1, 1, 2048),
+        (F64, 8193, Unaligned, "cluster_softmax_f64_unaligned", 256, 1, 4, 1056),
     ];
-    for (dtype, cols, access, family, vectors, threads_per_row, rows_per_block) in cases {
-        let expected = LaunchPlan {
-            op: RowOp::Softmax,
-            dtype,
-            family,
-            access,
-            vectors,
-            threads_per_row,
-            rows_per_block,
+    for (dtype, cols, access, name, threads_per_row, rows_per_block, cluster, slice) in cases {
+        let p = plan(RowOp::Softmax, dtype, cols, access, &H200);
+        assert_eq!(p.kernel.name(), name, "{cols}");
+        let shape = (p.threads_per_row, p.rows_per_block, p.cluster, p.slice);
+        let expected = (threads_per_row, rows_per_block, cluster, slice);
+        assert_eq!(shape, expected, "{name} {cols}");
+        let share = if cluster > 1 || name.starts_with("cluster") {
+            slice
+        } else {
+            threads_per_row
         };
-        assert_eq!(plan(RowOp::Softmax, dtype, cols, access, &LIMITS), expected);
+        assert_eq!(p.share(), share, "{name} {cols}");
     }
+    let backward = plan(RowOp::SoftmaxBackward, F16, 131_072, Aligned, &H200);
+    assert_eq!((backward.cluster, backward.slice), (16, 1024));
 }
 
 #[test]
-fn smaller_blocks_fall_back_to_fewer_threads() {
-    let limits = DeviceLimits {
-        max_threads_per_block: 256,
-        ..LIMITS
+fn other_devices_get_what_they_have() {
+    let family = |cols, limits: &DeviceLimits| {
+        plan(
+            RowOp::Softmax,
+            FloatType::F32,
+            cols,
+            Access::Aligned,
+            limits,
+        )
+        .kernel
+        .family
     };
+    // Two slices on an SM, or a stream.
+    assert_eq!(family(16384, &A100), Family::Cluster);
+    assert_eq!(family(32768, &A100), Family::Stream);
+    assert_eq!(family(16384, &T4), Family::Stream);
+    assert_eq!(family(131_072, &RTX_5090), Family::Cluster);
+    let small = DeviceLimits {
+        max_threads_per_block: 128,
+        ..H200
+    };
+    assert_eq!(family(4096, &small), Family::Block);
     let p = plan(
         RowOp::Softmax,
         FloatType::F32,
         32768,
         Access::Aligned,
-        &limits,
+        &small,
     );
-    assert_eq!((p.family, p.threads_per_row), (Family::Stream, 256));
+    assert_eq!((p.kernel.family, p.threads_per_row), (Family::Stream, 128));
 }
 
 #[test]
-fn grid_covers_every_row_up_to_its_limit() {
-    let p = plan(RowOp::Softmax, FloatType::F32, 64, Access::Aligned, &LIMITS);
-    assert_eq!(p.grid(1, &LIMITS), 1);
-    assert_eq!(p.grid(9, &LIMITS), 2);
-    assert_eq!(p.grid(usize::MAX / 2, &LIMITS), LIMITS.max_grid_x);
-    assert_eq!(p.kernel_name(), "warp_softmax_f32_aligned_1");
+fn grids_cover_every_row_or_are_none() {
+    let p = plan(RowOp::Softmax, FloatType::F32, 64, Access::Aligned, &H200);
+    assert_eq!(p.grid(1, &H200), Some(1));
+    assert_eq!(p.grid(17, &H200), Some(2));
+    assert_eq!(p.grid(usize::MAX, &H200), None);
+    let p = plan(
+        RowOp::Softmax,
+        FloatType::F32,
+        65536,
+        Access::Aligned,
+        &H200,
+    );
+    assert_eq!((p.grid(3, &H200), p.cluster), (Some(24), 8));
+    assert_eq!(p.grid(usize::MAX, &H200), None);
 }
 
 #[test]

@@ -33,9 +33,9 @@ template <class T> T shuffle_xor(T x, int lanes, int width) {
   return host::exchange(x, from);
 }
 
-inline u32 shuffle_up(u32 x, int width) {
+inline u32 rotate_up(u32 x, int width) {
   int lane = host::lane();
-  return host::exchange(x, lane % width ? lane - 1 : lane);
+  return host::exchange(x, lane - lane % width + (lane + width - 1) % width);
 }
 
 inline void block_barrier() { host::barrier(); }
@@ -43,15 +43,20 @@ inline void block_barrier() { host::barrier(); }
 inline float add(float a, float b) { return a + b; }
 inline float mul(float a, float b) { return a * b; }
 inline float fused_mul_add(float a, float b, float c) { return fmaf(a, b, c); }
-inline float divide(float a, float b) { return a / b; }
+inline float reciprocal(float x);
 inline float largest(float a, float b) { return fmaxf(a, b); }
 inline float smallest(float a, float b) { return fminf(a, b); }
+inline int smallest(int a, int b) { return a < b ? a : b; }
+inline i64 smallest(i64 a, i64 b) { return a < b ? a : b; }
+inline i64 largest(i64 a, i64 b) { return a > b ? a : b; }
 inline double add(double a, double b) { return a + b; }
 inline double mul(double a, double b) { return a * b; }
-inline double divide(double a, double b) { return a / b; }
+inline double reciprocal(double x) { return 1.0 / x; }
+inline double e_to_the(double x) { return exp(x); }
 inline double largest(double a, double b) { return fmax(a, b); }
 
 inline float flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }
+inline float reciprocal(float x) { return flushed(1.0f / x); }
 inline float ex2(float x) { return flushed(exp2f(flushed(x))); }
 
 template <class To, class From> To bits_as(From x) {
@@ -75,20 +80,58 @@ inline u16 narrow_bf16(float x) {
   return x == x ? (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : (u16)0x7fffu;
 }
 
+inline u32 largest_f16(u32 a, u32 b) {
+  u16 low = narrow_f16(fmaxf(widen_f16((u16)a), widen_f16((u16)b)));
+  return low | (u32)narrow_f16(fmaxf(widen_f16((u16)(a >> 16)), widen_f16((u16)(b >> 16)))) << 16;
+}
+inline u32 largest_bf16(u32 a, u32 b) {
+  u16 low = narrow_bf16(fmaxf(widen_bf16((u16)a), widen_bf16((u16)b)));
+  return low | (u32)narrow_bf16(fmaxf(widen_bf16((u16)(a >> 16)), widen_bf16((u16)(b >> 16)))) << 16;
+}
+
 struct alignas(16) Words {
   u32 w[4];
 };
 
-inline Words load_words(const void *p) {
+inline Words settled(Words x) { return x; }
+
+template <bool STREAMED> Words load_words(const void *p) {
   host::check_access(p, false);
   Words x;
   memcpy(&x, p, 16);
   return x;
 }
 
-inline void store_words(void *p, const Words &x) {
+template <bool STREAMED> void store_words(void *p, const Words &x) {
   host::check_access(p, true);
   memcpy(p, &x, 16);
 }
+
+inline Words *shared_memory() { return (Words *)host::shared_memory.data(); }
+
+// Copies to and from shared memory take effect at once.
+inline void copy_words(Words *to, const void *from) { *to = load_words<false>(from); }
+inline void copies_done() {}
+#define BULK host::bulk // both ways of the device, one a launch
+inline void bulk_load(Words *to, const void *from, int words, u64 *) {
+  for (int i = 0; i < words; ++i) to[i] = load_words<false>((const u8 *)from + 16ll * i);
+}
+inline void bulk_fence() {}
+inline void bulk_store(void *to, const Words *from, int words) {
+  for (int i = 0; i < words; ++i) store_words<false>((u8 *)to + 16ll * i, from[i]);
+}
+
+// A cluster of one block.
+template <class C> struct alignas(2 * sizeof(C)) Pair {
+  C a, b;
+};
+inline int cluster_size() { return 1; }
+inline int cluster_rank() { return 0; }
+inline u32 cluster_index() { return blockIdx.x; }
+inline void inbox_open(u64 *, int) {}
+inline void inbox_wait(u64 *) {}
+inline void cluster_started() {}
+inline void cluster_wait_started() {}
+template <class C> void send(Pair<C> *, u64 *, int, Pair<C>) {}
 
 } // namespace online

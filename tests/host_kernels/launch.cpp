@@ -9,6 +9,8 @@ Fiber *current;
 Dim block_index, block_size, grid_size;
 std::vector<Warp> warps;
 std::vector<Storage> storages;
+std::vector<std::max_align_t> shared_memory;
+bool bulk;
 unsigned barrier_arrived, barrier_complete;
 const char *failure;
 
@@ -63,16 +65,18 @@ const char *run_grid(unsigned grid, unsigned block, const std::function<void()> 
 
 } // namespace host
 
-// `at` and `data`: the operands, the output last; `bytes` of each storage.
+// `at` and `data`: the operands, the output last; `bytes` of each storage; `share`, the kernel's last argument.
 extern "C" const char *launch(void *kernel, const Rows *rows, const Operand *at, void **data, const size_t *bytes, int operands,
-                              int threads, unsigned grid, unsigned block) {
+                              int share, unsigned grid, unsigned block, size_t shared_bytes, bool bulk) {
+  host::bulk = bulk;
+  host::shared_memory.assign(shared_bytes / sizeof(std::max_align_t) + 1, std::max_align_t());
   host::storages.clear();
   for (int i = 0; i < operands; ++i) host::storages.push_back({(const char *)data[i], bytes[i], i == operands - 1});
   return host::run_grid(grid, block, [&] {
     if (operands == 2)
-      ((void (*)(Rows, Operand, Operand, void *, void *, int))kernel)(*rows, at[0], at[1], data[0], data[1], threads);
+      ((void (*)(Rows, Operand, Operand, void *, void *, int))kernel)(*rows, at[0], at[1], data[0], data[1], share);
     else
       ((void (*)(Rows, Operand, Operand, Operand, void *, void *, void *, int))kernel)(*rows, at[0], at[1], at[2], data[0], data[1],
-                                                                                        data[2], threads);
+                                                                                        data[2], share);
   });
 }

@@ -10,7 +10,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 const LIMITS: DeviceLimits = DeviceLimits {
     max_threads_per_block: 1024,
-    max_grid_x: 2, // few blocks, so that one takes several turns
+    max_grid_x: (1 << 31) - 1,
+    // As before sm_90: the scheduler runs one block at a time.
+    max_cluster: 1,
+    max_shared_bytes: 256 << 10,
 };
 
 /// Where results go.
@@ -45,9 +48,11 @@ type Launch = unsafe extern "C" fn(
     data: *const *mut u8,
     bytes: *const usize,
     operands: i32,
-    threads: i32,
+    share: i32,
     grid: u32,
     block: u32,
+    shared_bytes: usize,
+    bulk: bool,
 ) -> *const c_char;
 
 fn library() -> Option<&'static Library> {
@@ -160,7 +165,7 @@ fn run<const N: usize>(
     let failure = unsafe {
         let launch: Symbol<Launch> = library.get(b"launch").expect("launch");
         let kernel: Symbol<*mut c_void> = library
-            .get(plan.kernel_name().as_bytes())
+            .get(plan.kernel.name().as_bytes())
             .expect("the plan's kernel");
         launch(
             kernel.try_as_raw_ptr().expect("its address"),
@@ -169,15 +174,18 @@ fn run<const N: usize>(
             data.as_ptr(),
             bytes.as_ptr(),
             N as i32,
-            plan.threads_per_row as i32,
-            plan.grid(space.rows, &LIMITS) as u32,
+            plan.share() as i32,
+            plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
             plan.block() as u32,
+            plan.shared_bytes,
+            // Bulk copies as from sm_90 on, and none as before it.
+            space.operands[0].offset.is_multiple_of(2),
         )
     };
     if !failure.is_null() {
         // SAFETY: a literal in launch.cpp.
         let failure = unsafe { CStr::from_ptr(failure) }.to_string_lossy();
-        panic!("{what}, {}: {failure}", plan.kernel_name());
+        panic!("{what}, {}: {failure}", plan.kernel.name());
     }
     Ok(plan)
 }

@@ -22,9 +22,9 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INF: f64 = f64::INFINITY;
 
 /// Both sides of every threshold of the plan, one more and one less.
-const WIDTHS: [usize; 34] = [
+const WIDTHS: [usize; 36] = [
     1, 2, 3, 4, 7, 8, 9, 31, 33, 64, 65, 100, 127, 129, 256, 257, 511, 513, 1000, 1023, 1024, 1025,
-    2049, 4099, 8191, 8192, 8193, 16385, 20001, 32767, 32768, 32769, 40000, 50257,
+    2049, 4099, 8191, 8192, 8193, 16384, 16385, 20001, 32767, 32768, 32769, 40000, 50257, 70000,
 ];
 const ROWS: usize = 3;
 
@@ -88,7 +88,11 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
                 else {
                     return Ok(());
                 };
-                seen.insert((plan.family.name(), plan.access.name(), dtype.as_str()));
+                seen.insert((
+                    plan.kernel.family.name(),
+                    plan.kernel.access.name(),
+                    dtype.as_str(),
+                ));
                 assert_softmax(&y, &want, cols, &what)?;
                 match &first {
                     None => first = Some(y),
@@ -109,7 +113,7 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
             }
         }
     }
-    let families = [Family::Warp, Family::Block, Family::Stream];
+    let families = [Family::Warp, Family::Block, Family::Cluster, Family::Stream];
     let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
     assert_eq!(
         seen.len(),
@@ -179,6 +183,48 @@ fn rows_of_special_values() -> Result<()> {
     Ok(())
 }
 
+/// Threads and warps whose own maxima lie far below the row's, and large numbers, of which exponentials are
+/// taken after a subtraction: some shares of a row are large and others are not.
+#[test]
+fn shares_far_apart() -> Result<()> {
+    for dtype in DTYPES {
+        for cols in [40, 130, 700, 3000, 9001, 20001] {
+            for (near, far) in [
+                (0.0, -45.0),
+                (0.0, -66.0),
+                (3.0, -80.0),
+                (2e6, -3e6),
+                (-1.5e4, -2e4),
+                (1e6, 999_990.0),
+            ] {
+                let value = |i: usize| {
+                    let noise = ((i * 7919) % 1009) as f64 / 1009.0;
+                    // The row's maximum at its end, at its beginning, in every hundredth place.
+                    let at_top = match i / cols {
+                        0 => i % cols >= cols - 3,
+                        1 => i % cols < 3,
+                        _ => i % 100 == 0,
+                    };
+                    noise + if at_top { near } else { far }
+                };
+                let x: Vec<f64> = (0..ROWS * cols).map(value).collect();
+                let x = rounded(&x, dtype)?;
+                if x.iter().any(|v| v.is_infinite()) {
+                    continue; // past f16
+                }
+                for (name, layout) in layouts(cols) {
+                    let source = storage(&x, &layout, dtype)?;
+                    let what = format!("{near} and {far}, {name}, {dtype:?}, {cols} columns");
+                    let run = on_host(RowOp::Softmax, &[(&source, &layout)], Output::New, &what)?;
+                    let Some((y, _)) = run else { return Ok(()) };
+                    assert_softmax(&y, &reference::softmax(&x, cols), cols, &what)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A plain sum of this many terms in f32 is off by more than the bound.
 #[test]
 fn sums_of_a_million_do_not_drift() -> Result<()> {
@@ -195,7 +241,7 @@ fn sums_of_a_million_do_not_drift() -> Result<()> {
         else {
             return Ok(());
         };
-        assert_eq!(plan.family, Family::Stream);
+        assert_eq!(plan.kernel.family, Family::Stream);
         assert_softmax(&y, &reference::softmax(&x, cols), cols, &what)?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 // Warps exchange values all 32 lanes together, as __shfl_*_sync with a full mask does; if some lanes wait for
 // ever, because others have ended or wait elsewhere, the launch fails and says so.
 #pragma once
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
@@ -39,6 +40,8 @@ extern Fiber *current;
 extern Dim block_index, block_size, grid_size;
 extern std::vector<Warp> warps;
 extern std::vector<Storage> storages;
+extern std::vector<std::max_align_t> shared_memory;
+extern bool bulk;
 extern unsigned barrier_arrived, barrier_complete;
 extern const char *failure;
 
