@@ -1,0 +1,5 @@
+//! What `benches/cuda.rs` can measure, one file a mode, and what they share: tensors and figures (`cell`), CSV (`report`).
+
+pub mod cell;
+pub mod grid;
+pub mod report;
