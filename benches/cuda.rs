@@ -14,6 +14,11 @@
 //!
 //! `BENCH_SHAPES=4096x8192,8x151936`, `BENCH_DTYPES=f32,bf16`, `BENCH_PEERS=memcpy,ours` narrow it down.
 //! `BENCH_PEERS_CSV=FILE`, measurements of other libraries with the same columns, puts the best of them beside each cell.
+//! Other modes:
+//!
+//! - `BENCH_SWEEP=1`: bandwidth over 1 to 1048577 columns (`BENCH_COLS=..` for others), and where it falls behind;
+//! - `BENCH_DIMS=1`: dims other than the last, and a transposed tensor;
+//! - `BENCH_HOST=1`: what a call costs the host, and the first call (printed only).
 //!
 //! It exits with 1 if an output is wrong.
 
@@ -50,7 +55,15 @@ fn run() -> anyhow::Result<bool> {
     let started = std::time::Instant::now();
     let paths = args::paths();
     let out = paths.first();
-    let right = modes::grid::run(out)?;
+    let right = if args::flag("BENCH_HOST") {
+        modes::host::run()?
+    } else if args::flag("BENCH_DIMS") {
+        modes::dims::run(out)?
+    } else if args::flag("BENCH_SWEEP") {
+        modes::sweep::run(out)?
+    } else {
+        modes::grid::run(out)?
+    };
     println!("{:.0} s", started.elapsed().as_secs_f64());
     Ok(right)
 }

@@ -147,6 +147,29 @@ impl Drop for Replay {
     }
 }
 
+/// Microseconds a call of `call(0) .. call(n - 1)`, made back to back and each output dropped at once: median of rounds.
+/// Where the host is slower than the device, this is the host's time. For operators of several kernels, whose
+/// intermediate tensors a replay would have to keep.
+pub fn us_a_call(
+    device: &CudaDevice,
+    n: usize,
+    call: &dyn Fn(usize) -> Result<Tensor>,
+) -> Result<f64> {
+    let stream = device.cuda_stream();
+    let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let round = || -> Result<f64> {
+        stream.synchronize()?;
+        let start = stream.record_event(timed)?;
+        for i in 0..n {
+            call(i)?;
+        }
+        let end = stream.record_event(timed)?;
+        Ok(start.elapsed_ms(&end)? as f64 * 1e-3)
+    };
+    round()?; // modules load at a first call
+    Ok(median_within_budget(round()?, round)? / n as f64 * 1e6)
+}
+
 fn median_within_budget(first: f64, mut again: impl FnMut() -> Result<f64>) -> Result<f64> {
     let reps = (BUDGET / first.max(1e-6)).clamp(5., 60.) as usize;
     let mut times = (0..reps).map(|_| again()).collect::<Result<Vec<_>>>()?;
