@@ -7,9 +7,41 @@
 //! it is timed with its allocations, and [`Replay::method`] says it.
 
 use anyhow::{bail, ensure, Context, Result};
-use candle_core::{CudaDevice, Tensor};
+use candle_core::{CudaDevice, Device, Tensor};
 use cudarc::driver::{result, sys, CudaGraph, CudaStream};
-use std::{mem::MaybeUninit, ptr, sync::Arc};
+use std::{mem::MaybeUninit, ptr, sync::Arc, time::Instant};
+
+/// Seconds of replay for one figure, and the longest that one replay may take: a launch so slow that fewer than K of
+/// them fill it is far from any cache effect, and gets fewer.
+const BUDGET: f64 = 0.025;
+const LONGEST: f64 = 0.060;
+
+/// The first GPU, for captures: events are not tracked, since none may be recorded inside a capture and waited for
+/// outside. Everything runs on the device's one stream.
+pub struct Gpu {
+    pub device: Device,
+    pub cuda: CudaDevice,
+    l2: usize,
+}
+
+impl Gpu {
+    /// Opens it, and prints what it is.
+    pub fn open() -> Result<Self> {
+        let device = Device::new_cuda(0).context("no CUDA device")?;
+        let cuda = device.as_cuda_device()?.clone();
+        unsafe { cuda.disable_event_tracking() };
+        let context = cuda.cuda_stream().context().clone();
+        let l2 = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        let l2 = context.attribute(l2)? as usize;
+        println!("{}, L2 {} MiB", context.name()?, l2 >> 20);
+        Ok(Self { device, cuda, l2 })
+    }
+
+    /// K: how many pairs of tensors of `bytes` each come to 4 times the L2; 2 to 512.
+    pub fn pairs(&self, bytes: usize) -> usize {
+        (4 * self.l2).div_ceil(2 * bytes).clamp(2, 512)
+    }
+}
 
 /// A graph of the launches, and the outputs it writes.
 pub struct Replay {
@@ -49,6 +81,28 @@ impl Replay {
         Ok(replay)
     }
 
+    /// Captures as many launches as `LONGEST` allows, 2 to `most`, each of which gets its number.
+    pub fn fitting(
+        device: &CudaDevice,
+        most: usize,
+        launch: &dyn Fn(usize) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let stream = device.cuda_stream();
+        launch(0)?;
+        stream.synchronize()?;
+        let start = Instant::now();
+        launch(0)?;
+        stream.synchronize()?;
+        let fit = (LONGEST / start.elapsed().as_secs_f64()) as usize;
+        Self::capture(device, fit.clamp(2, most.max(2)), launch)
+    }
+
+    /// Microseconds a launch: the median of as many replays as fit `BUDGET`, but 5 to 60, over the number of launches.
+    pub fn us(&self) -> Result<f64> {
+        let first = self.seconds()?;
+        Ok(median_within_budget(first, || self.seconds())? / self.outputs.len() as f64 * 1e6)
+    }
+
     /// Seconds that one replay takes, by events around it.
     pub fn seconds(&self) -> Result<f64> {
         let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
@@ -59,22 +113,17 @@ impl Replay {
         Ok(start.elapsed_ms(&end)? as f64 * 1e-3)
     }
 
-    /// The median of as many replays as fit `budget` seconds, but 5 to 60, over the number of launches.
-    pub fn seconds_a_launch(&self, budget: f64) -> Result<f64> {
-        let reps = (budget / self.seconds()?.max(1e-6)).clamp(5., 60.) as usize;
-        let mut times = (0..reps)
-            .map(|_| self.seconds())
-            .collect::<Result<Vec<_>>>()?;
-        times.sort_by(f64::total_cmp);
-        Ok(times[reps / 2] / self.outputs.len() as f64)
-    }
-
     /// What was timed, for the report.
     pub fn method(&self) -> &'static str {
         match self.bare {
             Some(_) => "graph",
             None => "graph with allocations",
         }
+    }
+
+    /// How many launches there are.
+    pub fn launches(&self) -> usize {
+        self.outputs.len()
     }
 
     /// The output of the last launch.
@@ -96,6 +145,36 @@ impl Drop for Replay {
             let _ = sys::cuDeviceGraphMemTrim(self.stream.context().cu_device());
         }
     }
+}
+
+/// Microseconds a call of `call(0) .. call(n - 1)`, made back to back and each output dropped at once: median of rounds.
+/// Where the host is slower than the device, this is the host's time. For operators of several kernels, whose
+/// intermediate tensors a replay would have to keep.
+pub fn us_a_call(
+    device: &CudaDevice,
+    n: usize,
+    call: &dyn Fn(usize) -> Result<Tensor>,
+) -> Result<f64> {
+    let stream = device.cuda_stream();
+    let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let round = || -> Result<f64> {
+        stream.synchronize()?;
+        let start = stream.record_event(timed)?;
+        for i in 0..n {
+            call(i)?;
+        }
+        let end = stream.record_event(timed)?;
+        Ok(start.elapsed_ms(&end)? as f64 * 1e-3)
+    };
+    round()?; // modules load at a first call
+    Ok(median_within_budget(round()?, round)? / n as f64 * 1e6)
+}
+
+fn median_within_budget(first: f64, mut again: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let reps = (BUDGET / first.max(1e-6)).clamp(5., 60.) as usize;
+    let mut times = (0..reps).map(|_| again()).collect::<Result<Vec<_>>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[reps / 2])
 }
 
 /// A copy of `captured`, which has been launched once, less its allocation nodes, as one chain; none if it frees memory.
