@@ -36,8 +36,18 @@ template <class D> struct CachedSoftmax {
     x.load(raw, thread, threads, D::lowest());
     const Reference<D> at(merge.share_max(vectors_max<D>(raw, -Limits<C>::infinity())));
     C e[N][D::LEN];
-    C d = at.base == C(0) ? sum<N, false>(raw, e, at) : sum<N, true>(raw, e, at);
-    C weight = merge.template weight<D>(at, d);
+    C d = exponentials(e, raw, at);
+    scaled(raw, e, merge.template weight<D>(at, d));
+    y.store(raw, thread, threads, merge);
+  }
+
+  // Their sum.
+  template <int N> static __device__ __forceinline__ C exponentials(C (&e)[N][D::LEN], const Words (&x)[N], const Reference<D> &at) {
+    return at.base == C(0) ? sum<N, false>(x, e, at) : sum<N, true>(x, e, at);
+  }
+
+  // out = e * weight / TOP.
+  template <int N> static __device__ __forceinline__ void scaled(Words (&out)[N], C (&e)[N][D::LEN], C weight) {
     // A share far below the row's maximum: exponential and weight may each fit where weight / TOP does not.
     constexpr C UNIT = C(1) / Reference<D>::TOP;
     if (UNIT < C(1) && weight < SMALL) {
@@ -49,9 +59,8 @@ template <class D> struct CachedSoftmax {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) D::set(raw[k], i, e[k][i]);
+      for (int i = 0; i < D::LEN; ++i) D::set(out[k], i, e[k][i]);
     }
-    y.store(raw, thread, threads, merge);
   }
 
 private:

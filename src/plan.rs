@@ -4,7 +4,7 @@
 //! bits must not depend on what is beside it (batch invariance). Kernels never choose anything.
 //!
 //! Vector `v` of a row (its 16 bytes of columns, contiguous in memory or not), or of a block's slice of it,
-//! always belongs to thread `v % threads` as that thread's vector `v / threads`. The three ways to access
+//! always belongs to thread `v % threads` as that thread's vector `v / threads`. All ways to access
 //! memory ([`Access`]) keep this ownership, so they give the same bits.
 
 use crate::rows::Operand;
@@ -85,12 +85,24 @@ pub enum Access {
     Unaligned,
     /// Columns apart: one element an access.
     Strided,
+    /// Columns apart and rows side by side, in an operand at least: one element an access, neighbouring
+    /// rows in neighbouring lanes. The others lie in any way.
+    Columns,
 }
+
+/// Elements from a column to the next from which on [`Access::Columns`] pays: with fewer rows between them
+/// the lanes of one row are about as near.
+const COLUMNS_APART: usize = 4;
 
 impl Access {
     /// The fastest access that every operand allows, in storages that start on 16 bytes.
     pub fn of(operands: &[Operand], dtype: FloatType) -> Self {
-        if operands.iter().any(|o| o.col_stride != 1) {
+        let side_by_side = |o: &Operand| {
+            o.col_stride >= COLUMNS_APART && o.row_strides.last().is_some_and(|&stride| stride == 1)
+        };
+        if operands.iter().any(side_by_side) {
+            Self::Columns
+        } else if operands.iter().any(|o| o.col_stride != 1) {
             Self::Strided
         } else if operands.iter().all(|o| o.is_vector_aligned(dtype.size())) {
             Self::Aligned
@@ -105,6 +117,7 @@ impl Access {
             Self::Aligned => "aligned",
             Self::Unaligned => "unaligned",
             Self::Strided => "strided",
+            Self::Columns => "columns",
         }
     }
 }
@@ -120,6 +133,11 @@ pub enum Family {
     Cluster,
     /// A block a row of any length, read twice (once for m and d, once to normalise).
     Stream,
+    /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it
+    /// has in [`Family::Warp`] or [`Family::Block`], and their bits.
+    Tile,
+    /// The same for more threads than a block has: 32 a row play them in turns, and read it twice.
+    TileStream,
 }
 
 impl Family {
@@ -130,6 +148,8 @@ impl Family {
             Self::Block => "block",
             Self::Cluster => "cluster",
             Self::Stream => "stream",
+            Self::Tile => "tile",
+            Self::TileStream => "tile_stream",
         }
     }
 }
@@ -171,8 +191,10 @@ impl Kernel {
         let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
-            Family::Warp => format!("{name}_{}x{}", self.lanes, self.vectors),
-            Family::Block | Family::Stream => format!("{name}_{}", self.vectors),
+            Family::Warp | Family::Tile => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Block | Family::Stream | Family::TileStream => {
+                format!("{name}_{}", self.vectors)
+            }
             Family::Cluster => name,
         }
     }
@@ -185,6 +207,9 @@ pub struct LaunchPlan {
     pub kernel: Kernel,
     /// Threads of one block that share one row.
     pub threads_per_row: usize,
+    /// Threads of a row that each of them plays, one after another: one unless it is a
+    /// [`Family::TileStream`].
+    pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
     /// Blocks that share one row.
@@ -211,7 +236,7 @@ impl LaunchPlan {
     pub fn share(&self) -> usize {
         match self.kernel.family {
             Family::Cluster => self.slice,
-            Family::Warp | Family::Block | Family::Stream => self.threads_per_row,
+            _ => self.threads_per_row * self.turns,
         }
     }
 }
@@ -232,6 +257,19 @@ const WARP_SHAPES: [(usize, usize); 8] = [
 ];
 /// Vectors a lane of a strided row: such kernels are compiled once, for the longest.
 const WARP_STRIDED: usize = 4;
+
+/// Rows of a tile, at least, for short rows, and in the tile stream family: 32 bytes of halves side by side,
+/// 64 of f32. (And two vectors of each row in a warp, where an operand has columns side by side.)
+const TILE_ROWS: usize = 16;
+/// Threads of a tile of shorter rows still.
+const TILE_BLOCK: usize = 128;
+/// Rows of a tile of the block family's rows, at least: 32 bytes of f32.
+const TILE_LEAST_ROWS: usize = 8;
+/// Threads of such a tile, of 64 registers: two blocks on an SM; and at most.
+const TILE_THREADS: usize = 512;
+const TILE_MOST_THREADS: usize = 1024;
+/// Vectors a thread of rows that are too long for such a tile, or, of halves, spill with 64 registers (sm_75).
+const TILE_STREAM_VECTORS: usize = 4;
 
 /// Threads of a block in the cluster family, a constant of kernels/slice.cuh.
 const SLICE_THREADS: usize = 256;
@@ -273,6 +311,10 @@ pub fn plan(
     access: Access,
     limits: &DeviceLimits,
 ) -> LaunchPlan {
+    if access == Access::Columns {
+        let apart = plan(op, dtype, cols, Access::Strided, limits);
+        return tile_plan(&apart, limits).unwrap_or(apart);
+    }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
     let strided = access == Access::Strided;
     let kernel = |family, lanes, vectors| Kernel {
@@ -286,6 +328,7 @@ pub fn plan(
     let one_block = |kernel, threads_per_row| LaunchPlan {
         kernel,
         threads_per_row,
+        turns: 1,
         rows_per_block: 1,
         cluster: 1,
         slice: row_vectors,
@@ -317,6 +360,43 @@ pub fn plan(
     })
 }
 
+/// Tiles for rows that would take `apart`, of the warp or block family; longer rows have none.
+fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
+    let threads = apart.threads_per_row;
+    let tile = |family, lanes, vectors, threads_per_row, rows_per_block| LaunchPlan {
+        kernel: Kernel {
+            family,
+            access: Access::Columns,
+            lanes,
+            vectors,
+            ..apart.kernel
+        },
+        threads_per_row,
+        turns: threads / threads_per_row,
+        rows_per_block,
+        ..*apart
+    };
+    let plan = match apart.kernel.family {
+        Family::Warp => {
+            let fits = |&&(lanes, vectors): &&(usize, usize)| apart.slice <= lanes * vectors;
+            let &(lanes, vectors) = WARP_SHAPES.iter().find(fits)?;
+            let rows = TILE_ROWS.max(TILE_BLOCK / lanes);
+            tile(Family::Tile, lanes, vectors, lanes, rows)
+        }
+        Family::Block => {
+            let vectors = apart.kernel.vectors;
+            let rows = 1 << (TILE_THREADS / threads).max(1).ilog2();
+            let rows = TILE_ROWS.min(TILE_LEAST_ROWS.max(rows));
+            match rows * threads <= TILE_MOST_THREADS && vectors != TILE_STREAM_VECTORS {
+                true => tile(Family::Tile, 0, vectors, threads, rows),
+                false => tile(Family::TileStream, 0, vectors, 32, TILE_ROWS),
+            }
+        }
+        _ => return None,
+    };
+    (plan.block() <= limits.max_threads_per_block).then_some(plan)
+}
+
 /// A cluster for rows of `row_vectors`, if their slices fit its blocks.
 fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
     let (target, operands) = match kernel.op {
@@ -340,6 +420,7 @@ fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Op
     (shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block).then_some(LaunchPlan {
         kernel,
         threads_per_row: SLICE_THREADS,
+        turns: 1,
         rows_per_block: 1,
         cluster,
         slice,

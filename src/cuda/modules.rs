@@ -129,6 +129,8 @@ impl Gpu {
             Family::Block => fat_binary::BLOCK,
             Family::Cluster => fat_binary::CLUSTER,
             Family::Stream => fat_binary::STREAM,
+            Family::Tile => fat_binary::TILE,
+            Family::TileStream => fat_binary::TILE_STREAM,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;
         self.modules.insert(family, module.clone());

@@ -24,7 +24,12 @@ const TYPES: [FloatType; 4] = [
     FloatType::F32,
     FloatType::F64,
 ];
-const ACCESSES: [Access; 3] = [Access::Aligned, Access::Unaligned, Access::Strided];
+const ACCESSES: [Access; 4] = [
+    Access::Aligned,
+    Access::Unaligned,
+    Access::Strided,
+    Access::Columns,
+];
 
 fn lengths() -> impl Iterator<Item = usize> {
     (0..2100).chain((11..34).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1]))
@@ -53,9 +58,9 @@ fn rows_fit_where_they_are_kept() {
     every_plan(|cols, p, device| {
         let vectors = row_vectors(cols, &p);
         match p.kernel.family {
-            Family::Warp | Family::Block => {
+            Family::Warp | Family::Block | Family::Tile | Family::TileStream => {
                 assert!(
-                    vectors <= p.threads_per_row * p.kernel.vectors,
+                    vectors <= p.threads_per_row * p.turns * p.kernel.vectors,
                     "{cols} {p:?}"
                 )
             }
@@ -90,6 +95,21 @@ fn blocks_are_whole_warps_within_the_limit() {
             // Slots for 16 warps in kernels/reduce.cuh.
             Family::Block | Family::Stream => assert!(p.rows_per_block == 1 && p.block() <= 512),
             Family::Cluster => assert_eq!(p.block(), 256, "what kernels/slice.cuh is for"),
+            // As kernels/tile.cu and tile_stream.cu have it.
+            Family::Tile => {
+                assert!(p.rows_per_block.is_power_of_two());
+                match p.kernel.lanes {
+                    0 => assert!(matches!(p.rows_per_block, 8 | 16) && p.block() <= 1024),
+                    lanes => {
+                        assert_eq!(p.threads_per_row, lanes);
+                        assert_eq!(p.rows_per_block, if lanes < 8 { 128 / lanes } else { 16 });
+                    }
+                }
+            }
+            Family::TileStream => {
+                assert_eq!((p.threads_per_row, p.rows_per_block), (32, 16));
+                assert!(p.turns <= 16, "{cols} {p:?}");
+            }
         }
     });
 }
@@ -118,9 +138,17 @@ fn access_does_not_move_columns_between_threads() {
                     let plans = ACCESSES.map(|a| plan(op, dtype, cols, a, device));
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
-                            (p.kernel.family, p.threads_per_row, p.cluster, p.slice)
+                            let threads = p.threads_per_row * p.turns;
+                            (threads, p.share(), p.cluster, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
+                        // Tiles stand for the families that keep a row in registers, and for those alone.
+                        let family = match p.kernel.family {
+                            Family::Tile if p.kernel.lanes > 0 => Family::Warp,
+                            Family::Tile | Family::TileStream => Family::Block,
+                            family => family,
+                        };
+                        assert_eq!(family, plans[0].kernel.family, "{cols} {p:?}");
                     }
                 }
             }
@@ -152,7 +180,7 @@ fn few_kernels() {
         names.insert(p.kernel.name());
     });
     for dtype in TYPES {
-        for family in ["warp", "block", "cluster", "stream"] {
+        for family in ["warp", "block", "cluster", "stream", "tile"] {
             let count = (names.iter())
                 .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
                 .count();
@@ -180,6 +208,16 @@ fn table_of_plans() {
         (F32, 131_072, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 2048),
         (F32, 262_144, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 4096),
         (F32, 1 << 20, Aligned, "stream_softmax_f32_aligned_4", 512, 1, 1, 1 << 18),
+        (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
+        (F32, 512, Columns, "tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
+        (F32, 1000, Columns, "tile_softmax_f32_columns_0x8", 32, 16, 1, 250),
+        (F32, 4096, Columns, "tile_softmax_f32_columns_0x8", 128, 8, 1, 1024),
+        (F32, 8192, Columns, "tile_stream_softmax_f32_columns_4", 32, 16, 1, 2048),
+        (F32, 8193, Columns, "cluster_softmax_f32_strided", 256, 1, 2, 1056),
+        (BF16, 1000, Columns, "tile_softmax_bf16_columns_32x4", 32, 16, 1, 125),
+        (BF16, 2048, Columns, "tile_softmax_bf16_columns_0x2", 128, 8, 1, 256),
+        (BF16, 4096, Columns, "tile_stream_softmax_bf16_columns_4", 32, 16, 1, 512),
+        (BF16, 8192, Columns, "tile_stream_softmax_bf16_columns_4", 32, 16, 1, 1024),
         (BF16, 1000, Aligned, "warp_softmax_bf16_aligned_32x4", 32, 4, 1, 125),
         (BF16, 2048, Aligned, "block_softmax_bf16_aligned_2", 128, 1, 1, 256),
         (BF16, 8192, Aligned, "block_softmax_bf16_aligned_4", 256, 1, 1, 1024),
@@ -198,7 +236,7 @@ fn table_of_plans() {
         let share = if cluster > 1 || name.starts_with("cluster") {
             slice
         } else {
-            threads_per_row
+            threads_per_row * p.turns
         };
         assert_eq!(p.share(), share, "{name} {cols}");
     }
@@ -237,6 +275,8 @@ fn other_devices_get_what_they_have() {
         &small,
     );
     assert_eq!((p.kernel.family, p.threads_per_row), (Family::Stream, 128));
+    let p = plan(RowOp::Softmax, FloatType::F32, 512, Access::Columns, &small);
+    assert_eq!(p.kernel.name(), "warp_softmax_f32_strided_0x4");
 }
 
 #[test]
@@ -254,6 +294,32 @@ fn grids_cover_every_row_or_are_none() {
     );
     assert_eq!((p.grid(3, &H200), p.cluster), (Some(24), 8));
     assert_eq!(p.grid(usize::MAX, &H200), None);
+}
+
+#[test]
+fn columns_are_for_rows_side_by_side() {
+    use crate::rows::RowSpace;
+    use candle_core::{Layout, Shape};
+    let access = |dims: &[usize], strides: &[usize]| {
+        let x = Layout::new(Shape::from(dims), strides.to_vec(), 0);
+        let y = Layout::contiguous(dims);
+        let space = RowSpace::new("op", [&x, &y], 1).expect("a row space");
+        Access::of(&space.operands, FloatType::F32)
+    };
+    assert_eq!(
+        access(&[64, 1000, 256], &[256_000, 256, 1]),
+        Access::Columns
+    );
+    assert_eq!(access(&[9, 7, 7], &[49, 7, 1]), Access::Columns);
+    // A transposed matrix, though its result is contiguous.
+    assert_eq!(access(&[4096, 8192], &[1, 4096]), Access::Columns);
+    assert_eq!(access(&[8192, 4096], &[4096, 1]), Access::Aligned);
+    // Few rows between columns; rows apart; every other column; one row; a window, its rows and columns alike.
+    assert_eq!(access(&[9, 7, 3], &[21, 3, 1]), Access::Strided);
+    assert_eq!(access(&[8, 100], &[2, 16]), Access::Strided);
+    assert_eq!(access(&[8, 100], &[200, 2]), Access::Strided);
+    assert_eq!(access(&[1, 100], &[1, 16]), Access::Strided);
+    assert_eq!(access(&[8, 100], &[1, 1]), Access::Unaligned);
 }
 
 #[test]

@@ -70,8 +70,8 @@ fn library() -> Option<&'static Library> {
     library.as_ref()
 }
 
-/// Runs `op` over `inputs` (storage and layout each) into a contiguous tensor; with the plan it took. None
-/// where there is no library.
+/// Runs `op` over dim 1 of `inputs` (storage and layout each) into a contiguous tensor; with the plan it took.
+/// None where there is no library.
 pub fn on_host(
     op: RowOp,
     inputs: &[(&Tensor, &Layout)],
@@ -194,14 +194,21 @@ fn padded(values: &[usize]) -> [i64; MAX_ROW_DIMS] {
     std::array::from_fn(|i| values.get(i).map_or(0, |&v| v as i64))
 }
 
+/// Where the elements of `layout` lie in its storage, in row-major order.
+pub fn places(layout: &Layout) -> Vec<usize> {
+    let mut places = vec![layout.start_offset()];
+    for (&size, &stride) in layout.dims().iter().zip(layout.stride()) {
+        let steps = |&first: &usize| (0..size).map(move |i| first + i * stride);
+        places = places.iter().flat_map(steps).collect();
+    }
+    places
+}
+
 /// Every byte outside the layout's elements is as it was.
 fn assert_only_written(after: &[u8], before: &[u8], at: &Layout, size: usize, what: &str) {
     let mut free = vec![true; before.len()];
-    for r in 0..at.dims()[0] {
-        for c in 0..at.dims()[1] {
-            let first = (at.start_offset() + r * at.stride()[0] + c * at.stride()[1]) * size;
-            free[first..first + size].fill(false);
-        }
+    for first in places(at).into_iter().map(|place| place * size) {
+        free[first..first + size].fill(false);
     }
     let changed = (0..free.len()).find(|&i| free[i] && after[i] != before[i]);
     assert_eq!(changed, None, "{what}: a byte beside the view was written");
@@ -253,15 +260,7 @@ impl Buffer {
             _ => f64::from_le_bytes(b.try_into().expect("eight bytes")),
         });
         let elements: Vec<f64> = elements.collect();
-        let mut values = Vec::with_capacity(layout.shape().elem_count());
-        for r in 0..layout.dims()[0] {
-            for c in 0..layout.dims()[1] {
-                values.push(
-                    elements
-                        [layout.start_offset() + r * layout.stride()[0] + c * layout.stride()[1]],
-                );
-            }
-        }
+        let values: Vec<f64> = places(layout).into_iter().map(|i| elements[i]).collect();
         Tensor::from_vec(values, layout.shape(), &Device::Cpu)?.to_dtype(dtype)
     }
 }

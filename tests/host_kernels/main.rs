@@ -5,6 +5,7 @@
 //! these tests say that they are skipped. What a GPU alone can show stays with `tests/operators`: real
 //! concurrency, the compiler for the GPU, its approximate instructions.
 
+mod columns;
 #[path = "../operators/compare.rs"]
 #[allow(dead_code)]
 mod compare;
@@ -28,7 +29,7 @@ const WIDTHS: [usize; 36] = [
 ];
 const ROWS: usize = 3;
 
-/// Where a tensor of `ROWS` rows lies in its storage: the three accesses, and an offset.
+/// Where a tensor of `ROWS` rows lies in its storage: every access, and an offset.
 fn layouts(cols: usize) -> Vec<(&'static str, Layout)> {
     let at = |strides: [usize; 2], offset| {
         Layout::new(Shape::from((ROWS, cols)), strides.to_vec(), offset)
@@ -39,7 +40,8 @@ fn layouts(cols: usize) -> Vec<(&'static str, Layout)> {
         ("aligned, further in", at([padded + 8, 1], 16)),
         ("odd rows", at([cols + 1, 1], 3)),
         ("side by side", at([cols, 1], 0)),
-        ("columns apart", at([1, ROWS + 2], 1)),
+        ("columns apart", at([2, 2 * ROWS + 1], 1)),
+        ("columns apart, rows side by side", at([1, ROWS + 2], 1)),
     ]
 }
 
@@ -115,9 +117,10 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
     }
     let families = [Family::Warp, Family::Block, Family::Cluster, Family::Stream];
     let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
+    let tiles = [Family::Tile, Family::TileStream];
     assert_eq!(
         seen.len(),
-        families.len() * accesses.len() * DTYPES.len(),
+        (families.len() * accesses.len() + tiles.len()) * DTYPES.len(),
         "{seen:?}"
     );
     Ok(())
