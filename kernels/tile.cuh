@@ -78,23 +78,27 @@ template <int COUNT, int STEP = 1, class At, class Merge> __device__ __forceinli
   else
     return merge(butterfly<COUNT, 2 * STEP>(at, merge, first), butterfly<COUNT, 2 * STEP>(at, merge, first + STEP));
 }
-// Of numbers x[0], x[apart], .., in two rounds of two, a quarter of them each: beside 32 exponentials there are no
-// registers for more. `none` is what a merge leaves alone (a sum that began with 0 is never -0).
+// The same in two rounds of two, a quarter of the lanes each: beside 32 exponentials there are no registers for more.
+// `none` is what a merge leaves alone (a sum that began with 0 is never -0).
+template <int COUNT, class C, class At, class Merge> __device__ __forceinline__ C butterfly_in_rounds(C none, At at, Merge merge) {
+  C all = none;
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    C half = none;
+#pragma unroll 1
+    for (int j = i; j < 4; j += 2) half = merge(half, butterfly<COUNT, 4>(at, merge, j));
+    all = merge(all, half);
+  }
+  return all;
+}
+
+// Of numbers x[0], x[apart], ...
 template <int COUNT, class C, class Merge> __device__ __forceinline__ C butterfly_of(const C *x, int apart, C none, Merge merge) {
   auto at = [&](int i) { return x[i * apart]; };
-  if constexpr (COUNT < WARP) {
+  if constexpr (COUNT < WARP)
     return butterfly<COUNT>(at, merge);
-  } else {
-    C all = none;
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      C half = none;
-#pragma unroll 1
-      for (int j = i; j < 4; j += 2) half = merge(half, butterfly<COUNT, 4>(at, merge, j));
-      all = merge(all, half);
-    }
-    return all;
-  }
+  else
+    return butterfly_in_rounds<COUNT>(none, at, merge);
 }
 template <int COUNT, class C> __device__ __forceinline__ C butterfly_max(const C *x, int apart) {
   return butterfly_of<COUNT>(x, apart, -Limits<C>::infinity(), [](C a, C b) { return largest(a, b); });
@@ -150,6 +154,7 @@ template <class C, int SHARES, int APART> struct ShareSlots {
   // As in Block. The shares that a row does not have are empty there, and add nothing.
   template <class D> __device__ __forceinline__ State<D> gather() const {
     C most = -Limits<C>::infinity();
+#pragma unroll 1
     for (int i = 0; i < shares; ++i) most = largest(most, m[i * APART]);
     const Reference<D> at(most);
     return State<D>{most, total([&](int i) { return State<D>{m[i * APART], d[i * APART]}.rescaled(at); })};
@@ -160,7 +165,7 @@ template <class C, int SHARES, int APART> struct ShareSlots {
 
 private:
   template <class Term> __device__ __forceinline__ C total(Term term) const {
-    return butterfly<SHARES>([&](int i) { return i < shares ? term(i) : C(0); }, [](C a, C b) { return add(a, b); });
+    return butterfly_in_rounds<SHARES>(C(0), [&](int i) { return i < shares ? term(i) : C(0); }, [](C a, C b) { return add(a, b); });
   }
 };
 

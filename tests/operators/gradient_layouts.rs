@@ -12,6 +12,7 @@ on_devices!(
     any_layout_of_g,
     any_layout_of_y,
     any_layout_of_both,
+    columns_apart,
     operands_are_not_written,
     forward_view_gets_its_gradient
 );
@@ -46,6 +47,20 @@ fn any_layout_of_both(device: &Device) -> Result<()> {
         let want = backward(other, &view.force_contiguous()?)?;
         assert_same_bits(&backward(&y, view)?, &want, what)
     })
+}
+
+/// Rows side by side: tiles of every kind, on the GPU.
+fn columns_apart(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for (cols, rows) in [(7, 40), (300, 33), (1000, 19), (4096, 8), (8192, 17)] {
+            let y = normal(1, &[cols, rows], dtype, device)?.t()?;
+            let g = normal(2, &[cols, rows], dtype, device)?.t()?;
+            let want = backward(&y.force_contiguous()?, &g.force_contiguous()?)?;
+            let what = format!("{rows} rows of {cols}, {dtype:?}");
+            assert_same_bits(&backward(&y, &g)?, &want, &what)?;
+        }
+    }
+    Ok(())
 }
 
 /// Calls `check` with each view of the table and a contiguous tensor of its shape.

@@ -86,6 +86,12 @@ fn long_dims(device: &Device) -> Result<()> {
             [1, 4099, 5],
             [1, 20001, 2],
             [1, 70001, 3],
+            // Rows side by side: tiles of every kind, on the GPU.
+            [9, 7, 7],
+            [3, 300, 33],
+            [2, 2000, 19],
+            [1, 4096, 8],
+            [1, 8192, 17],
         ] {
             check_dim(&normal(3, &shape, dtype, device)?, 1)?;
         }
