@@ -6,7 +6,7 @@
 // Passes over memory: one read, one write. Barriers, shared memory: none.
 // Invariant: all 32 lanes run every merge and store together; those past the last row have a row of no
 // columns (they load fill and store nothing).
-// The lanes are a constant, and with them every shuffle; only strided rows take them from `threads`.
+// The lanes are a constant, and with them every shuffle; only strided rows take them from `share`.
 #include "cached.cuh"
 #include "table.cuh"
 
@@ -32,7 +32,7 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, LANES, N)                                                                          \
   extern "C" __global__ void __launch_bounds__(WARP_BLOCK, BLOCKS_##access(D, N)) warp_softmax_##dtype##_##access##_##LANES##x##N(SOFTMAX_PARAMETERS(D)) { \
-    int lanes = LANES ? LANES : threads;                                                                                         \
+    int lanes = LANES ? LANES : share;                                                                                           \
     Group merge = {lanes};                                                                                                       \
     for_row(rows, lanes, [&](i64 r, int cols, int lane) {                                                                        \
       Row<D, int> from(x, rows, x_at, r, 0, cols), to(y, rows, y_at, r, 0, cols);                                                \
@@ -43,7 +43,7 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, LANES, N)                                                                 \
   extern "C" __global__ void __launch_bounds__(WARP_BLOCK, 1)                                                                    \
       warp_softmax_backward_##dtype##_##access##_##LANES##x##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                 \
-    int lanes = LANES ? LANES : threads;                                                                                         \
+    int lanes = LANES ? LANES : share;                                                                                           \
     Group merge = {lanes};                                                                                                       \
     for_row(rows, lanes, [&](i64 r, int cols, int lane) {                                                                        \
       Row<D, int> ys(y, rows, y_at, r, 0, cols), gs(g, rows, g_at, r, 0, cols), to(dx, rows, dx_at, r, 0, cols);                 \

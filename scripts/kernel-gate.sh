@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every kernels/*.cu for every supported architecture, prints the registers ptxas reports, and fails if a
-# register-cached kernel (warp_* or block_*) spills or has a stack frame: its cache would live in memory. Needs nvcc
+# kernel that caches rows (warp_*, block_*, cluster_*) spills or has a stack frame: its cache would live in memory. Needs nvcc
 # (scripts/cuda-toolkit.sh), no GPU.
 #
 #   scripts/kernel-gate.sh [ARCH...]       all kernels; default architectures 75 80 86 90 100 120
@@ -42,12 +42,12 @@ for log in pathlib.Path(sys.argv[1]).glob("*.log"):
     for line in log.read_text().splitlines():
         if m := re.search(r"Compiling entry function '(\S+)'", line):
             entry = m[1]
-            cached += entry.startswith(("warp_", "block_"))
+            cached += entry.startswith(("warp_", "block_", "cluster_"))
         elif m := re.search(r"Function properties for (\S+)", line):
             name = m[1]
         elif m := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
             # A device function that was not inlined counts as the register-cached kernel that may call it.
-            if any(map(int, m.groups())) and (name != entry or entry.startswith(("warp_", "block_"))):
+            if any(map(int, m.groups())) and (name != entry or entry.startswith(("warp_", "block_", "cluster_"))):
                 bad.append(f"sm_{arch} {file}.cu {name}: {m[0]}")
         elif m := re.search(r"Used (\d+) registers", line):
             kernels[entry] = int(m[1])
@@ -60,7 +60,7 @@ for file, arch, n, cached, regs, top in sorted(rows):
 if any(r[2] == 0 for r in rows):
     sys.exit("FAIL: a .cu file holds no kernel")
 if not any(r[3] for r in rows):
-    sys.exit("FAIL: no register-cached kernel (warp_* or block_*) found")
+    sys.exit("FAIL: no kernel that caches rows (warp_*, block_*, cluster_*) found")
 if bad:
     sys.exit("FAIL: stack frame or spills in register-cached kernels:\n  " + "\n  ".join(sorted(bad)))
 print(f"PASS: {total} kernels compiled, no stack frame and no spill in {sum(r[3] for r in rows)} register-cached ones")
