@@ -18,7 +18,7 @@ using namespace online;
     Block<D::Compute> merge(slots);                                                                                              \
     i64 r = blockIdx.x;                                                                                                          \
     Row<D, int> from(x, rows, x_at, r, 0, (int)rows.cols), to(y, rows, y_at, r, 0, (int)rows.cols);                              \
-    CachedSoftmax<D>::row<N>(from, to, threadIdx.x, threads, merge);                                                             \
+    CachedSoftmax<D>::row<N>(from, to, threadIdx.x, share, merge);                                                               \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N, THREADS, BLOCKS)                                                       \
@@ -29,7 +29,7 @@ using namespace online;
     i64 r = blockIdx.x;                                                                                                          \
     Row<D, int> ys(y, rows, y_at, r, 0, (int)rows.cols), gs(g, rows, g_at, r, 0, (int)rows.cols);                                \
     Row<D, int> to(dx, rows, dx_at, r, 0, (int)rows.cols);                                                                       \
-    CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, threads, merge);                                                   \
+    CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, share, merge);                                                     \
   }
 
 // See `block_shapes` in src/plan.rs: how many vectors a thread has, and threads a block.

@@ -3,10 +3,11 @@
 //   |<------- block 0 ------->|<------- block 1 ------->| ...     `slice` vectors of the row a block
 //   | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...               thread t owns vectors t, t + threads, .. of it
 //
-// Passes over memory: one read, one write, both in bulk (see slice.cuh). Barriers: four of the block, none of the
-// cluster (see cluster.cuh). Shared memory: the slice, of each input. Before sm_90 a cluster is one block.
+// Passes over memory: one read, one write, in bulk where that pays (see slice.cuh). Barriers: two to four of the
+// block, none of the cluster (see cluster.cuh). Shared memory: the slice, of each input. Before sm_90 a cluster is
+// one block. `share` is twice the slice, and one more if results go back in bulk.
 // A cluster takes one row and ends: while one waits for its copies, others on the same SM compute and store. (To go
-// on to a next row, and copy it as this one is written, was no faster.)
+// on to a next row, and copy it as this one is written: 512x131072 f32 184 us, 155 without, H200.)
 #include "cached.cuh"
 #include "cluster.cuh"
 #include "slice.cuh"
@@ -20,7 +21,7 @@ template <class D> struct SharedSoftmax {
   typedef typename D::Compute C;
 
   template <class Slice>
-  static __device__ __forceinline__ void row(const Slice &x, const Slice &y, Words *cache, Cluster<C> &merge) {
+  static __device__ __forceinline__ void row(const Slice &x, const Slice &y, Words *cache, bool in_bulk, Cluster<C> &merge) {
     bring(x, cache, merge.loads());
     const Reference<D> share(group_max(thread_max(x, cache), WARP));
     C d = share.base == C(0) ? thread_sum<false>(x, cache, share) : thread_sum<true>(x, cache, share);
@@ -28,9 +29,9 @@ template <class D> struct SharedSoftmax {
     const Reference<D> at(whole.m);
     C scale = mul(whole.weight(), C(1) / Reference<D>::TOP);
     if (at.base == C(0))
-      y.put([&](const Words &w) { return result<false>(w, at, scale); }, x, cache);
+      y.put([&](const Words &w) { return result<false>(w, at, scale); }, x, cache, in_bulk);
     else
-      y.put([&](const Words &w) { return result<true>(w, at, scale); }, x, cache);
+      y.put([&](const Words &w) { return result<true>(w, at, scale); }, x, cache, in_bulk);
   }
 
 private:
@@ -98,7 +99,7 @@ template <class D> struct SharedSoftmaxBackward {
 
   template <class Slice>
   static __device__ __forceinline__ void row(const Slice &y, const Slice &g, const Slice &dx, Words *ys, Words *gs, Cluster<C> &merge) {
-    bring(y, ys, g, gs, merge.loads());
+    bring(y, ys, g, gs);
     C s = C(0);
     int whole = y.cols / D::LEN, cut = y.cols % D::LEN;
     for_own(whole, [&](int v) { s = add(s, Vector::product_sum(Slice::vector(y, ys, v), Slice::vector(g, gs, v))); });
@@ -125,19 +126,22 @@ template <class D, class Body> __device__ __forceinline__ void for_slice(const R
   body((i64)cluster_index(), left ? first : (i64)0, (int)smallest(left, (i64)slice * D::LEN), merge);
 }
 
+// Blocks on an SM: 40 registers each; exponentials of doubles need more.
+#define BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 6)
+
 #define SOFTMAX_KERNEL(dtype, D, access, Slice)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(SLICE_THREADS, 6) cluster_softmax_##dtype##_##access(SOFTMAX_PARAMETERS(D)) {     \
-    for_slice<D>(rows, threads, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
+  extern "C" __global__ void __launch_bounds__(SLICE_THREADS, BLOCKS(D)) cluster_softmax_##dtype##_##access(SOFTMAX_PARAMETERS(D)) {     \
+    for_slice<D>(rows, share / 2, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
       Slice<D> from(x, rows, x_at, r, first, cols), to(y, rows, y_at, r, first, cols);                                           \
-      SharedSoftmax<D>::row(from, to, shared_memory(), merge);                                                                       \
+      SharedSoftmax<D>::row(from, to, shared_memory(), share % 2, merge);                                                                                                                               \
     });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Slice)                                                                         \
   extern "C" __global__ void __launch_bounds__(SLICE_THREADS, 4) cluster_softmax_backward_##dtype##_##access(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
-    for_slice<D>(rows, threads, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
+    for_slice<D>(rows, share / 2, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                    \
       Slice<D> ys(y, rows, y_at, r, first, cols), gs(g, rows, g_at, r, first, cols), to(dx, rows, dx_at, r, first, cols);        \
-      SharedSoftmaxBackward<D>::row(ys, gs, to, shared_memory(), shared_memory() + threads + 1, merge);                                  \
+      SharedSoftmaxBackward<D>::row(ys, gs, to, shared_memory(), shared_memory() + share / 2 + 1, merge);                                  \
     });                                                                                                                          \
   }
 

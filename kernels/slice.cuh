@@ -2,18 +2,22 @@
 // block owns t, t + SLICE_THREADS, ..
 //
 //   vector(x, cache, v)     vector v of slice x, with what stands beside the row where it is cut
-//   put(make, x, cache)     writes make(w) to this slice for each 16 bytes w of its columns, which are in `cache` and
-//                           of slice x; put(make, x, cache, z, another) the same of two. The (first) cache is lost.
+//   put(make, x, cache, in_bulk)
+//                           writes make(w) to this slice for each 16 bytes w of its columns, which are in `cache` and
+//                           of slice x; perhaps by way of the cache
+//   put(make, x, cache, z, another)
+//                           the same of two, at once
 //
 // and for bring(), which fills the caches:
 //
-//   pieces()                16-byte pieces to copy, aligned in memory, to cache[0], cache[1], ..
-//   start(), whole()        where the first is, and how many may be copied
-//   rest(cache)             the others
+//   start(), whole()        where 16-byte pieces begin, aligned in memory, and how many may be copied to the cache
+//   rest(cache)             brings the others
 //   SHARED                  whether a vector is of pieces that two threads copied
 //
-// Where the GPU has bulk copies, one thread starts one for the slice, each way: 4 to 9 % of a row's time less than
-// with a copy and a store a thread and vector (2048x32768 to 512x131072, H200).
+// Where the GPU has bulk copies, one thread starts one for an aligned slice, and one back: 4 to 9 % of a row's time
+// less than with a copy and a store a thread and vector (2048x32768 to 512x131072, H200). Not with two inputs (9 %
+// more) nor for unaligned slices (2 % more). Back only if asked for: with few blocks on the card, or large slices,
+// it adds 0.6 us to wait for.
 #pragma once
 #include "access.cuh"
 
@@ -34,57 +38,41 @@ template <class Body> __device__ __forceinline__ void for_own(int count, Body bo
   for (; v < count; v += SLICE_THREADS) body(v);
 }
 
-// Begins, for one slice.
-template <class Slice> __device__ __forceinline__ void begin(const Slice &x, Words *cache, u64 *inbox) {
-  if (!BULK) {
-    for_own(x.whole(), [&](int c) { copy_words(cache + c, x.start() + vector_offset(c)); });
-  } else if (threadIdx.x == 0 && x.whole()) {
-    bulk_load(cache, x.start(), x.whole(), inbox);
-  }
+template <class Slice> __device__ __forceinline__ void copy(const Slice &x, Words *cache) {
+  for_own(x.whole(), [&](int c) { copy_words(cache + c, x.start() + vector_offset(c)); });
   x.rest(cache);
 }
 
-template <class Slice> __device__ __forceinline__ void finish(u64 *inbox) {
+template <class Slice> __device__ __forceinline__ void copies_settled() {
   copies_done();
-  if (BULK || Slice::SHARED) block_barrier(); // also: the inbox is open
-  if (BULK) inbox_wait(inbox);
+  if (Slice::SHARED) block_barrier();
 }
 
-// Fills the caches with the slices; all threads.
+// Fills the cache with the slice, or two with two; all threads.
 template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Words *cache, u64 *inbox) {
-  if (BULK && threadIdx.x == 0) inbox_open(inbox, 16 * x.whole());
-  begin(x, cache, inbox);
-  finish<Slice>(inbox);
+  if (!(BULK && Slice::IN_BULK)) {
+    copy(x, cache);
+    return copies_settled<Slice>();
+  }
+  if (threadIdx.x == 0) {
+    inbox_open(inbox, 16 * x.whole());
+    if (x.whole()) bulk_load(cache, x.start(), x.whole(), inbox);
+  }
+  x.rest(cache);
+  block_barrier(); // the inbox is open
+  inbox_wait(inbox);
 }
 
-template <class Slice>
-__device__ __forceinline__ void bring(const Slice &x, Words *cache, const Slice &z, Words *another, u64 *inbox) {
-  if (BULK && threadIdx.x == 0) inbox_open(inbox, 16 * (x.whole() + z.whole()));
-  begin(x, cache, inbox);
-  begin(z, another, inbox);
-  finish<Slice>(inbox);
-}
-
-// Writes piece(c), of `cache` and perhaps others, to the pieces from .. to of memory.
-template <bool STREAMED, class Piece>
-__device__ __forceinline__ void put_pieces(u8 *start, int from, int to, Words *cache, Piece piece) {
-  for_own(to, [&](int c) {
-    if (c < from) return;
-    if (BULK)
-      cache[c] = piece(c);
-    else
-      store_words<STREAMED>(start + vector_offset(c), piece(c));
-  });
-  if (!BULK) return;
-  bulk_fence();
-  block_barrier();
-  if (threadIdx.x == 0 && from < to) bulk_store(start + vector_offset(from), cache + from, to - from);
+template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Words *cache, const Slice &z, Words *another) {
+  copy(x, cache);
+  copy(z, another);
+  copies_settled<Slice>();
 }
 
 // Columns side by side, the row on a 16-byte boundary.
 template <class D> struct AlignedSlice {
   typedef typename D::Storage T;
-  static constexpr bool SHARED = false;
+  static constexpr bool SHARED = false, IN_BULK = true;
   T *row;
   int cols;
 
@@ -102,18 +90,27 @@ template <class D> struct AlignedSlice {
 
   static __device__ __forceinline__ Words vector(const AlignedSlice &, const Words *cache, int v) { return cache[v]; }
 
-  template <class Make> __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache) const {
-    put_vectors([&](int v) { return make(cache[v]); }, cache);
+  template <class Make>
+  __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache, bool in_bulk) const {
+    if (!(BULK && in_bulk)) return put_vectors([&](int v) { return make(cache[v]); });
+    for_own(whole(), [&](int v) { cache[v] = make(cache[v]); });
+    put_cut([&](int v) { return make(cache[v]); });
+    bulk_fence();
+    block_barrier();
+    if (threadIdx.x == 0 && whole()) bulk_store(row, cache, whole());
   }
   template <class Make>
-  __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache, const AlignedSlice &, const Words *another) const {
-    put_vectors([&](int v) { return make(cache[v], another[v]); }, cache);
+  __device__ __forceinline__ void put(Make make, const AlignedSlice &, const Words *cache, const AlignedSlice &, const Words *another) const {
+    put_vectors([&](int v) { return make(cache[v], another[v]); });
   }
 
 private:
-  template <class Vector> __device__ __forceinline__ void put_vectors(Vector vector, Words *cache) const {
+  template <class Vector> __device__ __forceinline__ void put_vectors(Vector vector) const {
+    for_own(whole(), [&](int v) { store_words<D::STREAMED>((u8 *)row + vector_offset(v), vector(v)); });
+    put_cut(vector);
+  }
+  template <class Vector> __device__ __forceinline__ void put_cut(Vector vector) const {
     if (owns_cut()) Elements<D, int>::store(row, 1, whole(), cols, vector(whole()), 0, D::LEN);
-    put_pieces<D::STREAMED>((u8 *)row, 0, whole(), cache, vector);
   }
 };
 
@@ -122,7 +119,7 @@ private:
 template <class D> struct UnalignedSlice {
   typedef typename D::Storage T;
   static constexpr int SIZE = (int)sizeof(T);
-  static constexpr bool SHARED = true;
+  static constexpr bool SHARED = true, IN_BULK = false;
   u8 *first_piece;
   const u8 *end; // of the storage
   int cols, shift;
@@ -147,19 +144,20 @@ template <class D> struct UnalignedSlice {
     return funnel<SIZE>(cache[v], cache[v + 1], x.shift);
   }
 
-  template <class Make> __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, Words *cache) const {
+  template <class Make>
+  __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, const Words *cache, bool) const {
     if (x.shift == shift)
-      put_same([&](int c) { return make(cache[c]); }, cache);
+      put_pieces([&](int c) { return make(cache[c]); });
     else
-      put_other([&](int c) { return make(x.beside(cache, c, shift)); });
+      put_pieces([&](int c) { return make(x.beside(cache, c, shift)); });
   }
   template <class Make>
-  __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, Words *cache, const UnalignedSlice &z,
+  __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, const Words *cache, const UnalignedSlice &z,
                                       const Words *another) const {
     if (x.shift == shift && z.shift == shift)
-      put_same([&](int c) { return make(cache[c], another[c]); }, cache);
+      put_pieces([&](int c) { return make(cache[c], another[c]); });
     else
-      put_other([&](int c) { return make(x.beside(cache, c, shift), z.beside(another, c, shift)); });
+      put_pieces([&](int c) { return make(x.beside(cache, c, shift), z.beside(another, c, shift)); });
   }
 
 private:
@@ -173,22 +171,13 @@ private:
   __device__ __forceinline__ int first_whole() const { return shift ? 1 : 0; }
   __device__ __forceinline__ int last_whole() const { return (cols * SIZE + shift) / 16; }
 
-  // Where each piece needs no other of the cache.
-  template <class Piece> __device__ __forceinline__ void put_same(Piece piece, Words *cache) const {
-    put_edges(piece);
-    put_pieces<false>(first_piece, first_whole(), last_whole(), cache, piece);
-  }
-  template <class Piece> __device__ __forceinline__ void put_other(Piece piece) const {
-    put_edges(piece);
-    for_own(last_whole(), [&](int c) {
-      if (c >= first_whole()) store_words<false>(first_piece + vector_offset(c), piece(c));
+  template <class Piece> __device__ __forceinline__ void put_pieces(Piece piece) const {
+    int first = first_whole(), last = last_whole();
+    for_own(last, [&](int c) {
+      if (c >= first) store_words<false>(first_piece + vector_offset(c), piece(c));
     });
-  }
-  // By threads that do not change the cache where these pieces are.
-  template <class Piece> __device__ __forceinline__ void put_edges(Piece piece) const {
-    int last = last_whole();
-    if (threadIdx.x == 0 && first_whole() && cols) store_edge(0, piece(0));
-    if (threadIdx.x == WARP && last >= first_whole() && last < pieces()) store_edge(last, piece(last));
+    if (threadIdx.x == 0 && first && cols) store_edge(0, piece(0));
+    if (threadIdx.x == WARP && last >= first && last < pieces()) store_edge(last, piece(last));
   }
 
   __device__ __forceinline__ int column(int c) const { return c * D::LEN - shift / SIZE; } // the first of piece c
@@ -210,7 +199,7 @@ private:
 // Columns apart: nothing can be copied, each thread loads its own.
 template <class D> struct StridedSlice {
   typedef typename D::Storage T;
-  static constexpr bool SHARED = false;
+  static constexpr bool SHARED = false, IN_BULK = false;
   T *row;
   int cols;
   i64 stride;
@@ -225,11 +214,11 @@ template <class D> struct StridedSlice {
     for_own(vectors(), [&](int v) { cache[v] = Elements<D, int>::load(row, stride, v, cols, 0); });
   }
   static __device__ __forceinline__ Words vector(const StridedSlice &, const Words *cache, int v) { return cache[v]; }
-  template <class Make> __device__ __forceinline__ void put(Make make, const StridedSlice &, Words *cache) const {
+  template <class Make> __device__ __forceinline__ void put(Make make, const StridedSlice &, const Words *cache, bool) const {
     for_own(vectors(), [&](int v) { Elements<D, int>::store(row, stride, v, cols, make(cache[v]), 0, D::LEN); });
   }
   template <class Make>
-  __device__ __forceinline__ void put(Make make, const StridedSlice &, Words *cache, const StridedSlice &, const Words *another) const {
+  __device__ __forceinline__ void put(Make make, const StridedSlice &, const Words *cache, const StridedSlice &, const Words *another) const {
     for_own(vectors(), [&](int v) { Elements<D, int>::store(row, stride, v, cols, make(cache[v], another[v]), 0, D::LEN); });
   }
 };

@@ -106,7 +106,7 @@ template <class D, class Body> __device__ __forceinline__ void for_row(const Row
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {          \
     for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
       Row<D, i64> from(x, rows, x_at, r, 0, rows.cols), to(y, rows, y_at, r, 0, rows.cols);                                \
-      StreamSoftmax<D>::row<N>(from, to, vectors, threads, merge);                                                               \
+      StreamSoftmax<D>::row<N>(from, to, vectors, share, merge);                                                                 \
     });                                                                                                                          \
   }
 
@@ -115,7 +115,7 @@ template <class D, class Body> __device__ __forceinline__ void for_row(const Row
     for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
       Row<D, i64> ys(y, rows, y_at, r, 0, rows.cols), gs(g, rows, g_at, r, 0, rows.cols);                                  \
       Row<D, i64> to(dx, rows, dx_at, r, 0, rows.cols);                                                                       \
-      StreamSoftmaxBackward<D>::row<N>(ys, gs, to, vectors, threads, merge);                                                     \
+      StreamSoftmaxBackward<D>::row<N>(ys, gs, to, vectors, share, merge);                                                       \
     });                                                                                                                          \
   }
 

@@ -6,16 +6,16 @@
 //   rows            sizes of the row space
 //   *_at            where each operand's rows lie
 //   x, y / y, g, dx storage of each operand; the output last
-//   threads         threads that share one row
+//   share           threads that share one row (see `share` in src/plan.rs for the cluster family)
 #pragma once
 
 #define SOFTMAX_PARAMETERS(D)                                                                                                    \
   const __grid_constant__ Rows rows, const __grid_constant__ Operand x_at, const __grid_constant__ Operand y_at, D::Storage *x,  \
-      D::Storage *y, int threads
+      D::Storage *y, int share
 
 #define SOFTMAX_BACKWARD_PARAMETERS(D)                                                                                           \
   const __grid_constant__ Rows rows, const __grid_constant__ Operand y_at, const __grid_constant__ Operand g_at,                 \
-      const __grid_constant__ Operand dx_at, D::Storage *y, D::Storage *g, D::Storage *dx, int threads
+      const __grid_constant__ Operand dx_at, D::Storage *y, D::Storage *g, D::Storage *dx, int share
 
 #define FOR_EACH_DTYPE(TABLE)                                                                                                    \
   TABLE(f16, F16)                                                                                                                \

@@ -1,7 +1,7 @@
 // Rows side by side, columns apart, short and mid: a block owns a tile of neighbouring rows (see tile.cuh); they stay
 // in registers.
 //
-//   of `threads` lanes a row, as many as its warp or block has in those families:
+//   of `share` lanes a row, as many as its warp or block has in those families:
 //
 //     LANES x N    the warp family's rows, LANES a constant. Barriers: two, none for one lane
 //     0 x N        the block family's, where a block has room for 8 or more. Barriers: three
@@ -37,18 +37,18 @@ template <class C, int LANES, class Body> __device__ __forceinline__ void for_ro
 }
 
 #define SOFTMAX_KERNEL(dtype, D, LANES, N)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                                \
+  extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                               \
       tile_softmax_##dtype##_columns_##LANES##x##N(SOFTMAX_PARAMETERS(D)) {                                                      \
-    for_row<D::Compute, LANES>(threads, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
+    for_row<D::Compute, LANES>(share, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
       TileRow<D> from(x, rows, x_at, r), to(y, rows, y_at, r);                                                                   \
       CachedSoftmax<D>::row<N>(from, to, lane, lanes, merge);                                                                    \
     });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, LANES, N)                                                                              \
-  extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                                \
+  extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                               \
       tile_softmax_backward_##dtype##_columns_##LANES##x##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                    \
-    for_row<D::Compute, LANES>(threads, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
+    for_row<D::Compute, LANES>(share, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
       TileRow<D> ys(y, rows, y_at, r), gs(g, rows, g_at, r), to(dx, rows, dx_at, r);                                             \
       CachedSoftmaxBackward<D>::row<N>(ys, gs, to, lane, lanes, merge);                                                          \
     });                                                                                                                          \

@@ -92,18 +92,18 @@ template <class C, class Body> __device__ __forceinline__ void for_row(int threa
 
 #define SOFTMAX_KERNEL(dtype, D, N)                                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) tile_stream_softmax_##dtype##_columns_##N(SOFTMAX_PARAMETERS(D)) {    \
-    for_row<D::Compute>(threads, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
+    for_row<D::Compute>(share, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
       TileRow<D> from(x, rows, x_at, r), to(y, rows, y_at, r);                                                                   \
-      TileStreamSoftmax<D>::rows<N>(from, to, threads, turns);                                                                   \
+      TileStreamSoftmax<D>::rows<N>(from, to, share, turns);                                                                   \
     });                                                                                                                          \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, N)                                                                                     \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                       \
       tile_stream_softmax_backward_##dtype##_columns_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                       \
-    for_row<D::Compute>(threads, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
+    for_row<D::Compute>(share, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
       TileRow<D> ys(y, rows, y_at, r), gs(g, rows, g_at, r), to(dx, rows, dx_at, r);                                             \
-      TileStreamSoftmaxBackward<D>::rows<N>(ys, gs, to, threads, turns);                                                         \
+      TileStreamSoftmaxBackward<D>::rows<N>(ys, gs, to, share, turns);                                                         \
     });                                                                                                                          \
   }
 

@@ -170,7 +170,7 @@ impl<const N: usize> Call<N> {
         let at: Vec<_> = (space.operands.iter().zip(&pointers))
             .map(|(operand, &(_, len))| params::Operand::new(operand, len))
             .collect();
-        let share = plan.share() as i32;
+        let share = plan.share(space.rows, &limits) as i32;
 
         // In the order of kernels/table.cuh.
         let mut arguments = vec![address(&rows)];

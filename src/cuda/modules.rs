@@ -58,6 +58,7 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
         max_shared_bytes: attribute(
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         max_cluster: match major {
             _ if fat_binary::COMPUTE_CAP < 90 => 1,
             0..=8 => 1,

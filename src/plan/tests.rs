@@ -3,19 +3,24 @@
 use super::*;
 use std::collections::BTreeSet;
 
-const fn device(max_shared_bytes: usize, max_cluster: usize) -> DeviceLimits {
+const fn device(
+    multiprocessors: usize,
+    max_shared_bytes: usize,
+    max_cluster: usize,
+) -> DeviceLimits {
     DeviceLimits {
         // CUDA reports these alike for all.
         max_threads_per_block: 1024,
         max_grid_x: (1 << 31) - 1,
         max_shared_bytes,
         max_cluster,
+        multiprocessors,
     }
 }
-const T4: DeviceLimits = device(64 << 10, 1);
-const A100: DeviceLimits = device(163 << 10, 1);
-const H200: DeviceLimits = device(227 << 10, 16);
-const RTX_5090: DeviceLimits = device(99 << 10, 8);
+const T4: DeviceLimits = device(40, 64 << 10, 1);
+const A100: DeviceLimits = device(108, 163 << 10, 1);
+const H200: DeviceLimits = device(132, 227 << 10, 16);
+const RTX_5090: DeviceLimits = device(170, 99 << 10, 8);
 const DEVICES: [DeviceLimits; 4] = [T4, A100, H200, RTX_5090];
 const OPS: [RowOp; 2] = [RowOp::Softmax, RowOp::SoftmaxBackward];
 const TYPES: [FloatType; 4] = [
@@ -139,7 +144,7 @@ fn access_does_not_move_columns_between_threads() {
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
                             let threads = p.threads_per_row * p.turns;
-                            (threads, p.share(), p.cluster, p.slice)
+                            (threads, p.share(1, device), p.cluster, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
                         // Tiles stand for the families that keep a row in registers, and for those alone.
@@ -233,12 +238,6 @@ fn table_of_plans() {
         let shape = (p.threads_per_row, p.rows_per_block, p.cluster, p.slice);
         let expected = (threads_per_row, rows_per_block, cluster, slice);
         assert_eq!(shape, expected, "{name} {cols}");
-        let share = if cluster > 1 || name.starts_with("cluster") {
-            slice
-        } else {
-            threads_per_row * p.turns
-        };
-        assert_eq!(p.share(), share, "{name} {cols}");
     }
     let backward = plan(RowOp::SoftmaxBackward, F16, 131_072, Aligned, &H200);
     assert_eq!((backward.cluster, backward.slice), (16, 1024));
@@ -277,6 +276,21 @@ fn other_devices_get_what_they_have() {
     assert_eq!((p.kernel.family, p.threads_per_row), (Family::Stream, 128));
     let p = plan(RowOp::Softmax, FloatType::F32, 512, Access::Columns, &small);
     assert_eq!(p.kernel.name(), "warp_softmax_f32_strided_0x4");
+}
+
+#[test]
+fn share_is_of_threads_or_of_a_slice() {
+    let softmax = |cols| plan(RowOp::Softmax, FloatType::F32, cols, Access::Aligned, &H200);
+    assert_eq!(softmax(64).share(1, &H200), 8);
+    assert_eq!(softmax(4096).share(1000, &H200), 128);
+    // 16 turns of 32 threads.
+    let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
+    assert_eq!((turns.turns, turns.share(1, &H200)), (16, 512));
+    // 16 slices of 2048 vectors: in bulk from 17 rows on, when there are more than two blocks an SM.
+    let long = softmax(131_072);
+    assert_eq!((long.cluster, long.share(16, &H200)), (16, 2 * 2048));
+    assert_eq!(long.share(17, &H200), 2 * 2048 + 1);
+    assert_eq!(softmax(262_144).share(1000, &H200), 2 * 4096);
 }
 
 #[test]

@@ -14,6 +14,7 @@ const LIMITS: DeviceLimits = DeviceLimits {
     // As before sm_90: the scheduler runs one block at a time.
     max_cluster: 1,
     max_shared_bytes: 256 << 10,
+    multiprocessors: 1,
 };
 
 /// Where results go.
@@ -174,7 +175,7 @@ fn run<const N: usize>(
             data.as_ptr(),
             bytes.as_ptr(),
             N as i32,
-            plan.share() as i32,
+            plan.share(space.rows, &LIMITS) as i32,
             plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
             plan.block() as u32,
             plan.shared_bytes,

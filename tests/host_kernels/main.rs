@@ -206,7 +206,7 @@ fn shares_far_apart() -> Result<()> {
                     let at_top = match i / cols {
                         0 => i % cols >= cols - 3,
                         1 => i % cols < 3,
-                        _ => i % 100 == 0,
+                        _ => i.is_multiple_of(100),
                     };
                     noise + if at_top { near } else { far }
                 };

@@ -2,7 +2,7 @@
 //! sides of every threshold of the plan, over all distributions of values.
 
 use crate::compare::{assert_rounded_once, assert_softmax, values};
-use crate::inputs::{finite_rows, normal, stack, tensor, DTYPES, LONG, SHORT};
+use crate::inputs::{finite_rows, normal, stack, tensor, Rng, DTYPES, LONG, SHORT};
 use crate::reference;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_online_softmax::OnlineSoftmax;
@@ -10,6 +10,7 @@ use candle_online_softmax::OnlineSoftmax;
 on_devices!(
     every_short_width,
     every_plan_width,
+    rows_past_a_cluster,
     row_counts,
     many_rows,
     sums_of_millions_do_not_drift,
@@ -46,6 +47,25 @@ fn every_plan_width(device: &Device) -> Result<()> {
         for cols in LONG {
             check_distributions(cols, dtype, device)?;
         }
+    }
+    Ok(())
+}
+
+/// Rows that the shared memory of 16 blocks on an H200 does not hold.
+fn rows_past_a_cluster(device: &Device) -> Result<()> {
+    for (dtype, cols) in [
+        (DType::F64, 524_289),
+        (DType::F32, 1_048_577),
+        (DType::F16, 1_900_000),
+        (DType::BF16, 1_900_003),
+    ] {
+        let mut rng = Rng::new(1);
+        let normal = (0..cols).map(|_| rng.normal()).collect();
+        let far_below = (0..cols)
+            .map(|i| if i == 7 { 0.0 } else { -40.0 })
+            .collect();
+        let x = tensor(&stack(&[normal, far_below]), &[2, cols], dtype, device)?;
+        check(&x, "normal, far below")?;
     }
     Ok(())
 }

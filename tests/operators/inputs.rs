@@ -96,6 +96,21 @@ pub fn finite_rows(dtype: DType, cols: usize, seed: u64) -> Vec<(&'static str, V
             0.0
         }
     });
+    add("far below the last", &mut |i| {
+        if i == last {
+            0.0
+        } else {
+            -60.0 - 20.0 * rng.uniform()
+        }
+    });
+    add("large, far apart", &mut |i| {
+        if i % 100 == 3 {
+            2e6
+        } else {
+            -3e6
+        }
+    });
+    add("around a million", &mut |i| 999_990.0 + (i % 21) as f64);
     add("one huge", &mut |i| if i == cols / 2 { 1e30 } else { 1.0 });
     add("one hugely low", &mut |i| {
         if i == cols / 2 {

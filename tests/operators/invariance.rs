@@ -13,14 +13,17 @@ on_devices!(
 );
 
 /// Widths of every kernel family; those of 4097 rows stay short.
-const WIDTHS: [usize; 20] = [
-    1, 2, 3, 7, 16, 31, 32, 33, 64, 127, 129, 500, 1000, 1024, 1031, 2051, 4099, 8200, 20001, 70001,
+const WIDTHS: [usize; 21] = [
+    1, 2, 3, 7, 16, 31, 32, 33, 64, 127, 129, 500, 1000, 1024, 1031, 2051, 4099, 8200, 20001,
+    70001, 131_072,
 ];
 
 fn batches(cols: usize) -> &'static [usize] {
     match cols {
         0..=1031 => &[2, 33, 4097],
         1032..=8200 => &[2, 33, 257],
+        // Enough blocks on an H200 for the other way to store, of aligned rows.
+        131_072 => &[2, 40],
         _ => &[2, 33],
     }
 }
