@@ -97,6 +97,8 @@ impl Gpu {
 
     /// Loads `kernel`, allowed all that a plan may ask for.
     fn load(&mut self, kernel: &Kernel, context: &Arc<CudaContext>) -> Result<CudaFunction> {
+        // cudarc binds to load a module, but not to look for a function in it: this may be a thread's first call.
+        context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
         if kernel.family == Family::Cluster {

@@ -6,7 +6,11 @@ use candle_core::{DType, Device, Result};
 use candle_online_softmax::OnlineSoftmax;
 use rayon::prelude::*;
 
-on_devices!(threads_share_a_device, two_devices_take_turns);
+on_devices!(
+    threads_share_a_device,
+    two_devices_take_turns,
+    first_call_of_a_thread_is_in_place
+);
 
 fn bits_on(device: &Device, dtype: DType, cols: usize) -> Result<Vec<u64>> {
     let x = normal(cols as u64, &[5, cols], dtype, device)?;
@@ -34,6 +38,23 @@ fn threads_share_a_device(device: &Device) -> Result<()> {
     });
     for result in results {
         assert!(result? == want, "threads disagree");
+    }
+    Ok(())
+}
+
+/// A thread that never used the device before: nothing but the operator makes its context current.
+fn first_call_of_a_thread_is_in_place(device: &Device) -> Result<()> {
+    for dtype in DTYPES {
+        for cols in SAMPLE {
+            let x = normal(2, &[3, cols], dtype, device)?;
+            let z = x.copy()?;
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| z.inplace_op1(&OnlineSoftmax));
+                thread.join().expect("no panic")
+            })?;
+            let y = x.apply_op1(OnlineSoftmax)?;
+            assert_same_bits(&z, &y, &format!("{dtype:?}, {cols} columns"))?;
+        }
     }
     Ok(())
 }
