@@ -418,8 +418,9 @@ fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Op
     let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
     let shared_bytes = (slice + 1).checked_mul(16 * operands)?;
     let room = limits.max_shared_bytes.saturating_sub(RESERVED_BYTES);
-    // One block that fills an SM waits for its copies, then computes, then stores, and nothing else runs.
-    let room = if limits.max_cluster == 1 {
+    // One block that fills an SM waits for its copies, then computes, then stores, and nothing else runs. And 16
+    // of them need as many multiprocessors in one GPC, which not every part of a GPU has.
+    let room = if limits.max_cluster == 1 || cluster > 8 {
         room / 2
     } else {
         room

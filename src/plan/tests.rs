@@ -212,6 +212,7 @@ fn table_of_plans() {
         (F32, 8193, Unaligned, "cluster_softmax_f32_unaligned", 256, 1, 2, 1056),
         (F32, 131_072, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 2048),
         (F32, 262_144, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 4096),
+        (F32, 458_752, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 7168),
         (F32, 1 << 20, Aligned, "stream_softmax_f32_aligned_4", 512, 1, 1, 1 << 18),
         (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
         (F32, 512, Columns, "tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
