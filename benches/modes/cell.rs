@@ -92,7 +92,29 @@ impl Cell {
         })
     }
 
-    pub fn measure(&self, gpu: &Gpu, peer: &str) -> Result<Figure> {
+    /// Measures the peers one after another and hands each figure on, with its bandwidth over that of the copy if
+    /// that came before; how many outputs were wrong.
+    pub fn measure_each(
+        &self,
+        gpu: &Gpu,
+        peers: &[String],
+        mut take: impl FnMut(&str, &Figure, Option<f64>) -> Result<()>,
+    ) -> Result<usize> {
+        let (mut copy, mut wrong) = (None, 0);
+        for peer in peers.iter().filter(|p| *p != "null") {
+            let f = self
+                .measure(gpu, peer)
+                .with_context(|| format!("{peer} {}", self.name()))?;
+            if peer == "memcpy" {
+                copy = Some(f.gbps);
+            }
+            wrong += usize::from(f.wrong);
+            take(peer, &f, copy.map(|c| f.gbps / c))?;
+        }
+        Ok(wrong)
+    }
+
+    fn measure(&self, gpu: &Gpu, peer: &str) -> Result<Figure> {
         let most = match peer {
             "ours_inplace" => self.z.len(),
             _ => self.x.len(),

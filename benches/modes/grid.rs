@@ -51,30 +51,22 @@ pub fn run(out: Option<&String>) -> Result<bool> {
             let name = cell.name();
             let best = best(elsewhere.as_deref().unwrap_or(&[]), rows, cols, dtype);
             let mut us = HashMap::new();
-            let mut copy = None;
             let mut line = format!("{name:<20} K={:<4}", cell.pairs());
-            for peer in peers.iter().filter(|p| *p != "null") {
-                let f = cell
-                    .measure(&gpu, peer)
-                    .with_context(|| format!("{peer} {name}"))?;
-                if peer == "memcpy" {
-                    copy = Some(f.gbps);
-                }
-                us.insert(peer.as_str(), f.us);
-                wrong += usize::from(f.wrong);
+            wrong += cell.measure_each(&gpu, &peers, |peer, f, of_copy| {
+                us.insert(peer.to_string(), f.us);
                 let beside = match best.filter(|_| peer != "memcpy" && peer != "ours_backward") {
                     Some(b) => format!(",{},{},{},{:.4}", b.peer, b.us, b.gbps, b.us / f.us),
                     None => more(NO_BEST),
                 };
-                let of_copy = copy.map(|c| f.gbps / c);
-                report.row(peer, (rows, cols, dtype), &f, of_copy, &beside)?;
+                report.row(peer, (rows, cols, dtype), f, of_copy, &beside)?;
                 let note = if f.note.is_empty() { "" } else { ", " };
                 write!(
                     line,
                     " {peer} {:.0} GB/s ({:.1} us{note}{})",
                     f.gbps, f.us, f.note
                 )?;
-            }
+                Ok(())
+            })?;
             println!("{line}");
 
             let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?);

@@ -46,17 +46,8 @@ pub fn run(out: Option<&String>) -> Result<bool> {
             done += 1;
             let of = dtypes.len() * columns.len();
             let mut line = format!("{done:>3}/{of} {name:<20} K={:<3}", cell.pairs());
-            let mut copy = None;
-            for peer in peers.iter().filter(|p| *p != "null") {
-                let f = cell
-                    .measure(&gpu, peer)
-                    .with_context(|| format!("{peer} {name}"))?;
-                if peer == "memcpy" {
-                    copy = Some(f.gbps);
-                }
-                let of_copy = copy.map(|c| f.gbps / c);
-                report.row(peer, (rows, cols, dtype), &f, of_copy, "")?;
-                wrong += usize::from(f.wrong);
+            wrong += cell.measure_each(&gpu, &peers, |peer, f, of_copy| {
+                report.row(peer, (rows, cols, dtype), f, of_copy, "")?;
                 write!(line, "  {peer} {:.0} GB/s", f.gbps)?;
                 if let Some(fraction) = of_copy.filter(|_| peer != "memcpy") {
                     write!(line, " ({fraction:.2})")?;
@@ -65,13 +56,14 @@ pub fn run(out: Option<&String>) -> Result<bool> {
                     write!(line, " {}", f.note)?;
                 }
                 points.push(Point {
-                    peer: peer.clone(),
+                    peer: peer.to_string(),
                     dtype,
                     cols,
                     gbps: f.gbps,
                     of_copy,
                 });
-            }
+                Ok(())
+            })?;
             println!("{line}");
         }
     }
