@@ -118,9 +118,11 @@ impl<const N: usize> Call<N> {
         let mut out = unsafe { device.alloc::<T>(len.max(1)) }?;
         let stream = device.cuda_stream();
         let inputs = inputs.map(|input| (input.device_ptr(&stream), input.len()));
-        let pointers: Vec<(u64, usize)> = inputs.iter().map(|((p, _), len)| (*p, *len)).collect();
+        let mut operands: Vec<(u64, usize)> =
+            inputs.iter().map(|((p, _), len)| (*p, *len)).collect();
         let (out_pointer, written) = out.device_ptr_mut(&stream);
-        self.launch(&pointers, (out_pointer, len), device)?;
+        operands.push((out_pointer, len));
+        self.launch(&operands, device)?;
         // cudarc's guards: dropped here, they record that the inputs were read and the output written.
         drop(inputs);
         drop(written);
@@ -133,16 +135,11 @@ impl<const N: usize> Call<N> {
         let len = x.len();
         let stream = device.cuda_stream();
         let (pointer, _written) = x.device_ptr_mut(&stream);
-        self.launch(&[(pointer, len)], (pointer, len), device)
+        self.launch(&[(pointer, len); 2], device)
     }
 
-    /// The launch: operands as (device pointer, elements).
-    fn launch(
-        &self,
-        inputs: &[(u64, usize)],
-        out: (u64, usize),
-        device: &CudaDevice,
-    ) -> Result<()> {
+    /// The launch: operands as (device pointer, elements), the output last.
+    fn launch(&self, operands: &[(u64, usize)], device: &CudaDevice) -> Result<()> {
         let space = &self.space;
         if space.is_empty() {
             return Ok(());
@@ -152,7 +149,7 @@ impl<const N: usize> Call<N> {
             self.row_op,
             self.float,
             space.cols,
-            self.access(inputs),
+            self.access(operands),
             &limits,
         );
         let Some(grid) = plan.grid(space.rows, &limits) else {
@@ -166,8 +163,7 @@ impl<const N: usize> Call<N> {
         };
         let function = modules::function(device, &plan.kernel)?;
         let rows = params::Rows::new(self.op, space)?;
-        let pointers: Vec<(u64, usize)> = inputs.iter().copied().chain([out]).collect();
-        let at: Vec<_> = (space.operands.iter().zip(&pointers))
+        let at: Vec<_> = (space.operands.iter().zip(operands))
             .map(|(operand, &(_, len))| params::Operand::new(operand, len))
             .collect();
         let share = plan.share(space.rows, &limits) as i32;
@@ -175,7 +171,7 @@ impl<const N: usize> Call<N> {
         // In the order of kernels/table.cuh.
         let mut arguments = vec![address(&rows)];
         arguments.extend(at.iter().map(address));
-        arguments.extend(pointers.iter().map(|(pointer, _)| address(pointer)));
+        arguments.extend(operands.iter().map(|(pointer, _)| address(pointer)));
         arguments.push(address(&share));
         // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
         // type in the kernel's name, and outlive the call. Every row of every operand lies in its storage:
@@ -193,9 +189,11 @@ impl<const N: usize> Call<N> {
     }
 
     /// The fastest access that every operand allows.
-    fn access(&self, inputs: &[(u64, usize)]) -> Access {
+    fn access(&self, operands: &[(u64, usize)]) -> Access {
         // What candle allocates starts on 256 bytes; memory that a caller wrapped need not.
-        let bases_aligned = inputs.iter().all(|(pointer, _)| pointer.is_multiple_of(16));
+        let bases_aligned = operands
+            .iter()
+            .all(|(pointer, _)| pointer.is_multiple_of(16));
         match Access::of(&self.space.operands, self.float) {
             Access::Aligned if !bases_aligned => Access::Unaligned,
             access => access,
