@@ -32,7 +32,7 @@ using namespace online;
     CachedSoftmaxBackward<D>::row<N>(ys, gs, to, threadIdx.x, share, merge);                                                     \
   }
 
-// See `block_shapes` in src/plan.rs: how many vectors a thread has, and threads a block.
+// See `block_shapes` in src/plan/choose.rs: how many vectors a thread has, and threads a block.
 #define TABLE(dtype, D, KERNEL, N, THREADS, BLOCKS)                                                                              \
   KERNEL(dtype, D, aligned, AlignedRow, N, THREADS, BLOCKS)                                                                      \
   KERNEL(dtype, D, unaligned, UnalignedRow, N, THREADS, BLOCKS)                                                                  \

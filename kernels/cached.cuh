@@ -24,6 +24,11 @@ template <class C, int LEN> __device__ __forceinline__ C tree_sum(const C (&x)[L
   return t[0];
 }
 
+// That of element i, relative to `at`; without SHIFT for a reference that has no base.
+template <class D, bool SHIFT> __device__ __forceinline__ typename D::Compute exponential(const Words &x, int i, const Reference<D> &at) {
+  return at.exp(SHIFT ? add(D::get(x, i), -at.base) : D::get(x, i));
+}
+
 // softmax: y = exp(x - m) / d. Exponentials are taken once, relative to the maximum of the thread's share
 // of the row (see reduce.cuh), kept, and scaled to the row's.
 template <class D> struct CachedSoftmax {
@@ -64,17 +69,13 @@ template <class D> struct CachedSoftmax {
   }
 
 private:
-  template <bool SHIFT> static __device__ __forceinline__ C exponential(const Words &x, int i, const Reference<D> &at) {
-    return at.exp(SHIFT ? add(D::get(x, i), -at.base) : D::get(x, i));
-  }
-
   template <int N, bool SHIFT>
   static __device__ __forceinline__ C sum(const Words (&x)[N], C (&e)[N][D::LEN], const Reference<D> &at) {
     C d = C(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[k][i] = exponential<SHIFT>(x[k], i, at);
+      for (int i = 0; i < D::LEN; ++i) e[k][i] = exponential<D, SHIFT>(x[k], i, at);
       d = add(d, tree_sum(e[k]));
     }
     return d;

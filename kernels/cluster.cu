@@ -15,6 +15,14 @@
 
 using namespace online;
 
+// The row's last vector: its first `len` elements, then `fill`.
+template <class D> static __device__ __forceinline__ Words cut(Words x, int len, typename D::Storage fill) {
+#pragma unroll
+  for (int i = 0; i < D::LEN; ++i)
+    if (i >= len) D::set_raw(x, i, fill);
+  return x;
+}
+
 // Exponentials are taken twice, for the sum and for the result: to keep them would need more memory (halves), or
 // write it once more.
 template <class D> struct SharedSoftmax {
@@ -35,27 +43,15 @@ template <class D> struct SharedSoftmax {
   }
 
 private:
-  // The row's last vector, where it is cut, is the last of its thread.
-  template <class Slice> static __device__ __forceinline__ bool owns_cut(const Slice &x) {
-    return x.cols % D::LEN && x.cols / D::LEN % SLICE_THREADS == (int)threadIdx.x;
-  }
-
-  static __device__ __forceinline__ Words cut(Words x, int len) {
-#pragma unroll
-    for (int i = 0; i < D::LEN; ++i)
-      if (i >= len) D::set_raw(x, i, D::lowest());
-    return x;
-  }
-
   template <class Slice> static __device__ __forceinline__ C thread_max(const Slice &x, const Words *cache) {
     C m = -Limits<C>::infinity();
     int whole = x.cols / D::LEN;
     for_own(whole, [&](int v) {
-      Words one[1] = {Slice::vector(x, cache, v)};
+      Words one[1] = {x.vector(cache, v)};
       m = vectors_max<D>(one, m);
     });
-    if (owns_cut(x)) {
-      Words one[1] = {cut(Slice::vector(x, cache, whole), x.cols % D::LEN)};
+    if (owns_cut<D>(x.cols)) {
+      Words one[1] = {cut<D>(x.vector(cache, whole), x.cols % D::LEN, D::lowest())};
       m = vectors_max<D>(one, m);
     }
     return m;
@@ -65,26 +61,22 @@ private:
   static __device__ __forceinline__ C thread_sum(const Slice &x, const Words *cache, const Reference<D> &at) {
     C d = C(0);
     int whole = x.cols / D::LEN;
-    for_own(whole, [&](int v) { d = add(d, vector_sum<SHIFT>(Slice::vector(x, cache, v), at)); });
-    if (owns_cut(x)) d = add(d, vector_sum<SHIFT>(cut(Slice::vector(x, cache, whole), x.cols % D::LEN), at));
+    for_own(whole, [&](int v) { d = add(d, vector_sum<SHIFT>(x.vector(cache, v), at)); });
+    if (owns_cut<D>(x.cols)) d = add(d, vector_sum<SHIFT>(cut<D>(x.vector(cache, whole), x.cols % D::LEN, D::lowest()), at));
     return d;
-  }
-
-  template <bool SHIFT> static __device__ __forceinline__ C exponential(const Words &x, int i, const Reference<D> &at) {
-    return at.exp(SHIFT ? add(D::get(x, i), -at.base) : D::get(x, i));
   }
 
   template <bool SHIFT> static __device__ __forceinline__ C vector_sum(const Words &x, const Reference<D> &at) {
     C e[D::LEN];
 #pragma unroll
-    for (int i = 0; i < D::LEN; ++i) e[i] = exponential<SHIFT>(x, i, at);
+    for (int i = 0; i < D::LEN; ++i) e[i] = exponential<D, SHIFT>(x, i, at);
     return tree_sum(e);
   }
 
   template <bool SHIFT> static __device__ __forceinline__ Words result(const Words &x, const Reference<D> &at, C scale) {
     C e[D::LEN];
 #pragma unroll
-    for (int i = 0; i < D::LEN; ++i) e[i] = mul(exponential<SHIFT>(x, i, at), scale);
+    for (int i = 0; i < D::LEN; ++i) e[i] = mul(exponential<D, SHIFT>(x, i, at), scale);
     Words out;
 #pragma unroll
     for (int i = 0; i < D::LEN; ++i) D::set(out, i, e[i]);
@@ -101,20 +93,11 @@ template <class D> struct SharedSoftmaxBackward {
   static __device__ __forceinline__ void row(const Slice &y, const Slice &g, const Slice &dx, Words *ys, Words *gs, Cluster<C> &merge) {
     bring(y, ys, g, gs);
     C s = C(0);
-    int whole = y.cols / D::LEN, cut = y.cols % D::LEN;
-    for_own(whole, [&](int v) { s = add(s, Vector::product_sum(Slice::vector(y, ys, v), Slice::vector(g, gs, v))); });
-    if (cut && whole % SLICE_THREADS == (int)threadIdx.x)
-      s = add(s, Vector::product_sum(cleared(Slice::vector(y, ys, whole), cut), cleared(Slice::vector(g, gs, whole), cut)));
+    int whole = y.cols / D::LEN, len = y.cols % D::LEN;
+    for_own(whole, [&](int v) { s = add(s, Vector::product_sum(y.vector(ys, v), g.vector(gs, v))); });
+    if (owns_cut<D>(y.cols)) s = add(s, Vector::product_sum(cut<D>(y.vector(ys, whole), len, 0), cut<D>(g.vector(gs, whole), len, 0)));
     s = merge.sum(s);
     dx.put([&](const Words &a, const Words &b) { return Vector::gradient(a, b, s); }, y, ys, g, gs);
-  }
-
-private:
-  static __device__ __forceinline__ Words cleared(Words x, int len) {
-#pragma unroll
-    for (int i = 0; i < D::LEN; ++i)
-      if (i >= len) D::set_raw(x, i, 0);
-    return x;
   }
 };
 

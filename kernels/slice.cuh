@@ -1,7 +1,7 @@
 // A block's slice of a row, in shared memory: `cols` columns in vectors, as in access.cuh, of which thread t of the
 // block owns t, t + SLICE_THREADS, ..
 //
-//   vector(x, cache, v)     vector v of slice x, with what stands beside the row where it is cut
+//   vector(cache, v)        vector v of it, with what stands beside the row where it is cut
 //   put(make, x, cache, in_bulk)
 //                           writes make(w) to this slice for each 16 bytes w of its columns, which are in `cache` and
 //                           of slice x; perhaps by way of the cache
@@ -36,6 +36,11 @@ template <class Body> __device__ __forceinline__ void for_own(int count, Body bo
   }
 #pragma unroll 1
   for (; v < count; v += SLICE_THREADS) body(v);
+}
+
+// Whether the last vector of `cols` columns, which they do not fill, is this thread's: its last then.
+template <class D> __device__ __forceinline__ bool owns_cut(int cols) {
+  return cols % D::LEN && cols / D::LEN % SLICE_THREADS == (int)threadIdx.x;
 }
 
 template <class Slice> __device__ __forceinline__ void copy(const Slice &x, Words *cache) {
@@ -82,13 +87,11 @@ template <class D> struct AlignedSlice {
   __device__ __forceinline__ const u8 *start() const { return (const u8 *)row; }
   __device__ __forceinline__ int whole() const { return cols / D::LEN; }
 
-  // The row's last vector, where it is cut: its owner's.
-  __device__ __forceinline__ bool owns_cut() const { return cols % D::LEN && whole() % SLICE_THREADS == (int)threadIdx.x; }
   __device__ __forceinline__ void rest(Words *cache) const {
-    if (owns_cut()) cache[whole()] = Elements<D, int>::load(row, 1, whole(), cols, 0);
+    if (owns_cut<D>(cols)) cache[whole()] = Elements<D, int>::load(row, 1, whole(), cols, 0);
   }
 
-  static __device__ __forceinline__ Words vector(const AlignedSlice &, const Words *cache, int v) { return cache[v]; }
+  __device__ __forceinline__ Words vector(const Words *cache, int v) const { return cache[v]; }
 
   template <class Make>
   __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache, bool in_bulk) const {
@@ -110,7 +113,7 @@ private:
     put_cut(vector);
   }
   template <class Vector> __device__ __forceinline__ void put_cut(Vector vector) const {
-    if (owns_cut()) Elements<D, int>::store(row, 1, whole(), cols, vector(whole()), 0, D::LEN);
+    if (owns_cut<D>(cols)) Elements<D, int>::store(row, 1, whole(), cols, vector(whole()), 0, D::LEN);
   }
 };
 
@@ -140,8 +143,8 @@ template <class D> struct UnalignedSlice {
     if (whole() < pieces() && threadIdx.x == 0) cache[whole()] = edge(whole());
   }
 
-  static __device__ __forceinline__ Words vector(const UnalignedSlice &x, const Words *cache, int v) {
-    return funnel<SIZE>(cache[v], cache[v + 1], x.shift);
+  __device__ __forceinline__ Words vector(const Words *cache, int v) const {
+    return funnel<SIZE>(cache[v], cache[v + 1], shift);
   }
 
   template <class Make>
@@ -213,7 +216,7 @@ template <class D> struct StridedSlice {
   __device__ __forceinline__ void rest(Words *cache) const {
     for_own(vectors(), [&](int v) { cache[v] = Elements<D, int>::load(row, stride, v, cols, 0); });
   }
-  static __device__ __forceinline__ Words vector(const StridedSlice &, const Words *cache, int v) { return cache[v]; }
+  __device__ __forceinline__ Words vector(const Words *cache, int v) const { return cache[v]; }
   template <class Make> __device__ __forceinline__ void put(Make make, const StridedSlice &, const Words *cache, bool) const {
     for_own(vectors(), [&](int v) { Elements<D, int>::store(row, stride, v, cols, make(cache[v]), 0, D::LEN); });
   }

@@ -32,7 +32,7 @@ template <class D> struct StreamSoftmax {
       for (int k = 0; k < N; ++k) {
         Words out[1];
 #pragma unroll
-        for (int i = 0; i < D::LEN; ++i) D::set(out[0], i, mul(at.exp(add(D::get(raw[k], i), -at.base)), scale));
+        for (int i = 0; i < D::LEN; ++i) D::set(out[0], i, mul(exponential<D, true>(raw[k], i, at), scale));
         y.store(out, v + (i64)k * threads, threads, warp);
       }
     }
@@ -54,7 +54,7 @@ template <class D> struct StreamSoftmax {
     for (int k = 0; k < N; ++k) {
       C e[D::LEN];
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[i] = at.exp(add(D::get(raw[k], i), -at.base));
+      for (int i = 0; i < D::LEN; ++i) e[i] = exponential<D, true>(raw[k], i, at);
       d = add(d, tree_sum(e));
     }
     share.d.rescale(at.factor(Reference<D>(share.m)));

@@ -12,7 +12,7 @@
 
 using namespace online;
 
-// See `tile_plan` in src/plan.rs: rows of a tile where the lanes are a constant; else threads and rows at most, and rows
+// See `tile_plan` in src/plan/choose.rs: rows of a tile where the lanes are a constant; else threads and rows at most, and rows
 // at least.
 template <int LANES> constexpr int TILE_ROWS = LANES < 8 ? 128 / LANES : 16;
 template <> constexpr int TILE_ROWS<0> = 16;
@@ -54,7 +54,7 @@ template <class C, int LANES, class Body> __device__ __forceinline__ void for_ro
     });                                                                                                                          \
   }
 
-// See `WARP_SHAPES` in src/plan.rs.
+// See `WARP_SHAPES` in src/plan/choose.rs.
 #define WARP_TABLE(dtype, D, KERNEL)                                                                                             \
   KERNEL(dtype, D, 1, 1)                                                                                                         \
   KERNEL(dtype, D, 2, 1)                                                                                                         \
@@ -65,7 +65,7 @@ template <class C, int LANES, class Body> __device__ __forceinline__ void for_ro
   KERNEL(dtype, D, 32, 2)                                                                                                        \
   KERNEL(dtype, D, 32, 4)
 
-// See `block_shapes` in src/plan.rs.
+// See `block_shapes` in src/plan/choose.rs.
 #define HALF_TABLE(dtype, D)                                                                                                     \
   WARP_TABLE(dtype, D, SOFTMAX_KERNEL)                                                                                           \
   SOFTMAX_KERNEL(dtype, D, 0, 2)

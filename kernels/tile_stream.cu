@@ -107,7 +107,7 @@ template <class C, class Body> __device__ __forceinline__ void for_row(int threa
     });                                                                                                                          \
   }
 
-// See `block_shapes` in src/plan.rs.
+// See `block_shapes` in src/plan/choose.rs.
 SOFTMAX_KERNEL(f16, F16, 4)
 SOFTMAX_KERNEL(bf16, BF16, 4)
 SOFTMAX_KERNEL(f32, F32, 4)

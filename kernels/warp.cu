@@ -51,7 +51,7 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
     });                                                                                                                          \
   }
 
-// See `WARP_SHAPES` in src/plan.rs.
+// See `WARP_SHAPES` in src/plan/choose.rs.
 #define ACCESS_TABLE(dtype, D, KERNEL, access, Row)                                                                              \
   KERNEL(dtype, D, access, Row, 1, 1)                                                                                            \
   KERNEL(dtype, D, access, Row, 2, 1)                                                                                            \
