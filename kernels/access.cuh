@@ -94,7 +94,7 @@ template <class D, class I> struct Elements {
 };
 
 // Columns side by side, the row on a 16-byte boundary.
-template <class D, class I> struct AlignedRow {
+template <class D, class I, bool STREAMED = D::STREAMED> struct AlignedRow {
   typedef typename D::Storage T;
   typedef Elements<D, I> One;
   T *row;
@@ -108,7 +108,7 @@ template <class D, class I> struct AlignedRow {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       x[k] = One::filled(fill);
-      if (v + k * step < whole) x[k] = load_words<D::STREAMED>((const u8 *)row + vector_offset(v + k * step));
+      if (v + k * step < whole) x[k] = load_words<STREAMED>((const u8 *)row + vector_offset(v + k * step));
     }
     if (cols % D::LEN) One::load_last(x, v, step, whole, whole + 1, row, cols, fill);
   }
@@ -117,14 +117,27 @@ template <class D, class I> struct AlignedRow {
     I whole = cols / D::LEN;
 #pragma unroll
     for (int k = 0; k < N; ++k)
-      if (v + k * step < whole) store_words<D::STREAMED>((u8 *)row + vector_offset(v + k * step), x[k]);
-    if (cols % D::LEN) {
-      Words last = x[0];
+      if (v + k * step < whole) store_words<STREAMED>((u8 *)row + vector_offset(v + k * step), x[k]);
+    if (cols % D::LEN) put_last(x, v, step, [](const Words &w) { return w; });
+  }
+
+  // make(x[k]) in place of x[k], each stored as soon as it is made.
+  template <int N, class Make> __device__ __forceinline__ void put(const Words (&x)[N], I v, int step, Make make) const {
+    I whole = cols / D::LEN;
 #pragma unroll
-      for (int k = 1; k < N; ++k)
-        if (v + k * step <= whole) last = x[k];
-      if (One::template owns<N>(whole, v, step)) One::store(row, 1, whole, cols, last, 0, D::LEN);
-    }
+    for (int k = 0; k < N; ++k)
+      if (v + k * step < whole) store_words<STREAMED>((u8 *)row + vector_offset(v + k * step), make(x[k]));
+    if (cols % D::LEN) put_last(x, v, step, make);
+  }
+
+private:
+  template <int N, class Make> __device__ __forceinline__ void put_last(const Words (&x)[N], I v, int step, Make make) const {
+    I whole = cols / D::LEN;
+    Words last = x[0];
+#pragma unroll
+    for (int k = 1; k < N; ++k)
+      if (v + k * step <= whole) last = x[k];
+    if (One::template owns<N>(whole, v, step)) One::store(row, 1, whole, cols, make(last), 0, D::LEN);
   }
 };
 

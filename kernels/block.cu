@@ -14,6 +14,7 @@ using namespace online;
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, N, THREADS, BLOCKS)                                                                \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) block_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {  \
+    predecessors_done();                                                                                                        \
     __shared__ Slots<D::Compute> slots;                                                                                          \
     Block<D::Compute> merge(slots);                                                                                              \
     i64 r = blockIdx.x;                                                                                                          \
@@ -24,6 +25,7 @@ using namespace online;
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N, THREADS, BLOCKS)                                                       \
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                                  \
       block_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                          \
+    predecessors_done();                                                                                                        \
     __shared__ Slots<D::Compute> slots;                                                                                          \
     Block<D::Compute> merge(slots);                                                                                              \
     i64 r = blockIdx.x;                                                                                                          \

@@ -12,6 +12,7 @@
 #include "cluster.cuh"
 #include "slice.cuh"
 #include "table.cuh"
+#include "twice.cuh"
 
 using namespace online;
 
@@ -23,8 +24,7 @@ template <class D> static __device__ __forceinline__ Words cut(Words x, int len,
   return x;
 }
 
-// Exponentials are taken twice, for the sum and for the result: to keep them would need more memory (halves), or
-// write it once more.
+// Exponentials are taken twice: to keep them would need more memory (halves), or write it once more.
 template <class D> struct SharedSoftmax {
   typedef typename D::Compute C;
 
@@ -37,9 +37,9 @@ template <class D> struct SharedSoftmax {
     const Reference<D> at(whole.m);
     C scale = mul(whole.weight(), C(1) / Reference<D>::TOP);
     if (at.base == C(0))
-      y.put([&](const Words &w) { return result<false>(w, at, scale); }, x, cache, in_bulk);
+      y.put([&](const Words &w) { return Twice<D>::template result<false>(w, at, scale); }, x, cache, in_bulk);
     else
-      y.put([&](const Words &w) { return result<true>(w, at, scale); }, x, cache, in_bulk);
+      y.put([&](const Words &w) { return Twice<D>::template result<true>(w, at, scale); }, x, cache, in_bulk);
   }
 
 private:
@@ -61,26 +61,9 @@ private:
   static __device__ __forceinline__ C thread_sum(const Slice &x, const Words *cache, const Reference<D> &at) {
     C d = C(0);
     int whole = x.cols / D::LEN;
-    for_own(whole, [&](int v) { d = add(d, vector_sum<SHIFT>(x.vector(cache, v), at)); });
-    if (owns_cut<D>(x.cols)) d = add(d, vector_sum<SHIFT>(cut<D>(x.vector(cache, whole), x.cols % D::LEN, D::lowest()), at));
+    for_own(whole, [&](int v) { d = add(d, Twice<D>::template sum<SHIFT>(x.vector(cache, v), at)); });
+    if (owns_cut<D>(x.cols)) d = add(d, Twice<D>::template sum<SHIFT>(cut<D>(x.vector(cache, whole), x.cols % D::LEN, D::lowest()), at));
     return d;
-  }
-
-  template <bool SHIFT> static __device__ __forceinline__ C vector_sum(const Words &x, const Reference<D> &at) {
-    C e[D::LEN];
-#pragma unroll
-    for (int i = 0; i < D::LEN; ++i) e[i] = exponential<D, SHIFT>(x, i, at);
-    return tree_sum(e);
-  }
-
-  template <bool SHIFT> static __device__ __forceinline__ Words result(const Words &x, const Reference<D> &at, C scale) {
-    C e[D::LEN];
-#pragma unroll
-    for (int i = 0; i < D::LEN; ++i) e[i] = mul(exponential<D, SHIFT>(x, i, at), scale);
-    Words out;
-#pragma unroll
-    for (int i = 0; i < D::LEN; ++i) D::set(out, i, e[i]);
-    return out;
   }
 };
 
@@ -105,6 +88,7 @@ template <class D> struct SharedSoftmaxBackward {
 template <class D, class Body> __device__ __forceinline__ void for_slice(const Rows &rows, int slice, Body body) {
   __shared__ ClusterSlots<typename D::Compute> slots;
   Cluster<typename D::Compute> merge(slots);
+  predecessors_done();
   i64 first = (i64)merge.rank * slice * D::LEN, left = largest(rows.cols - first, (i64)0);
   body((i64)cluster_index(), left ? first : (i64)0, (int)smallest(left, (i64)slice * D::LEN), merge);
 }

@@ -1,5 +1,5 @@
 // Device-only instructions, and nothing else: shuffles, ex2, 16-byte accesses and copies, conversions,
-// barriers, clusters.
+// barriers, launches, clusters.
 //
 // Every other header is plain C++ over these functions, so that a host compiler can take the kernels'
 // arithmetic with another version of this file.
@@ -27,6 +27,17 @@ template <class T> __device__ __forceinline__ T shuffle_xor(T x, int lanes, int 
 __device__ __forceinline__ u32 rotate_up(u32 x, int width) { return __shfl_sync(ALL_LANES, x, (int)threadIdx.x - 1, width); }
 
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
+
+// ---------------------------------------------------------------- launches
+// Until the launches before this one in its stream have ended and what they wrote is there: before any access to
+// memory. What stands above it, and the way of the blocks to their SMs, overlaps with the end of those launches if this
+// one asked for it (src/cuda/launch.rs) and they are kernels that have let it: as these do for the next, all at once.
+__device__ __forceinline__ void predecessors_done() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // ---------------------------------------------------------------- clusters
 // Blocks that run at once and write to each other's shared memory, up to 16 of them. Before sm_90 a cluster is

@@ -104,6 +104,7 @@ template <class D, class Body> __device__ __forceinline__ void for_row(const Row
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, N)                                                                                 \
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_##dtype##_##access##_##N(SOFTMAX_PARAMETERS(D)) {          \
+    predecessors_done();                                                                                                        \
     for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
       Row<D, i64> from(x, rows, x_at, r, 0, rows.cols), to(y, rows, y_at, r, 0, rows.cols);                                \
       StreamSoftmax<D>::row<N>(from, to, vectors, share, merge);                                                                 \
@@ -112,6 +113,7 @@ template <class D, class Body> __device__ __forceinline__ void for_row(const Row
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, N)                                                                        \
   extern "C" __global__ void __launch_bounds__(512, 1) stream_softmax_backward_##dtype##_##access##_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) { \
+    predecessors_done();                                                                                                        \
     for_row<D>(rows, [&](i64 r, i64 vectors, Block<D::Compute> &merge) {                                                         \
       Row<D, i64> ys(y, rows, y_at, r, 0, rows.cols), gs(g, rows, g_at, r, 0, rows.cols);                                  \
       Row<D, i64> to(dx, rows, dx_at, r, 0, rows.cols);                                                                       \

@@ -39,6 +39,7 @@ template <class C, int LANES, class Body> __device__ __forceinline__ void for_ro
 #define SOFTMAX_KERNEL(dtype, D, LANES, N)                                                                                       \
   extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                               \
       tile_softmax_##dtype##_columns_##LANES##x##N(SOFTMAX_PARAMETERS(D)) {                                                      \
+    predecessors_done();                                                                                                        \
     for_row<D::Compute, LANES>(share, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
       TileRow<D> from(x, rows, x_at, r), to(y, rows, y_at, r);                                                                   \
       CachedSoftmax<D>::row<N>(from, to, lane, lanes, merge);                                                                    \
@@ -48,6 +49,7 @@ template <class C, int LANES, class Body> __device__ __forceinline__ void for_ro
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, LANES, N)                                                                              \
   extern "C" __global__ void __launch_bounds__(LANES ? LANES * TILE_ROWS<LANES> : TILE_THREADS, 1)                               \
       tile_softmax_backward_##dtype##_columns_##LANES##x##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                    \
+    predecessors_done();                                                                                                        \
     for_row<D::Compute, LANES>(share, [&](i64 r, int lane, int lanes, auto &merge) {                                           \
       TileRow<D> ys(y, rows, y_at, r), gs(g, rows, g_at, r), to(dx, rows, dx_at, r);                                             \
       CachedSoftmaxBackward<D>::row<N>(ys, gs, to, lane, lanes, merge);                                                          \

@@ -92,6 +92,7 @@ template <class C, class Body> __device__ __forceinline__ void for_row(int threa
 
 #define SOFTMAX_KERNEL(dtype, D, N)                                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) tile_stream_softmax_##dtype##_columns_##N(SOFTMAX_PARAMETERS(D)) {    \
+    predecessors_done();                                                                                                        \
     for_row<D::Compute>(share, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
       TileRow<D> from(x, rows, x_at, r), to(y, rows, y_at, r);                                                                   \
       TileStreamSoftmax<D>::rows<N>(from, to, share, turns);                                                                   \
@@ -101,6 +102,7 @@ template <class C, class Body> __device__ __forceinline__ void for_row(int threa
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, N)                                                                                     \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                       \
       tile_stream_softmax_backward_##dtype##_columns_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                       \
+    predecessors_done();                                                                                                        \
     for_row<D::Compute>(share, [&](i64 r, const Turns<D::Compute> &turns) {                                                    \
       TileRow<D> ys(y, rows, y_at, r), gs(g, rows, g_at, r), to(dx, rows, dx_at, r);                                             \
       TileStreamSoftmaxBackward<D>::rows<N>(ys, gs, to, share, turns);                                                         \

@@ -13,7 +13,7 @@ use crate::rows::Operand;
 use candle_core::DType;
 
 pub use choose::plan;
-use choose::SLICE;
+use choose::BULK_SLICE;
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -134,7 +134,9 @@ pub enum Family {
     Warp,
     /// A block a row; the row stays in registers.
     Block,
-    /// A cluster of blocks a row, a slice each; the row stays in shared memory.
+    /// A cluster of blocks a row, a slice each; the row stays in registers.
+    CachedCluster,
+    /// The same, and the same bits, for rows that are not aligned, or too long: in shared memory.
     Cluster,
     /// A block a row of any length, read twice (once for m and d, once to normalise).
     Stream,
@@ -151,6 +153,7 @@ impl Family {
         match self {
             Self::Warp => "warp",
             Self::Block => "block",
+            Self::CachedCluster => "cached_cluster",
             Self::Cluster => "cluster",
             Self::Stream => "stream",
             Self::Tile => "tile",
@@ -172,6 +175,8 @@ pub struct DeviceLimits {
     pub max_cluster: usize,
     /// Multiprocessors (T4 40, A100 108, H200 132).
     pub multiprocessors: usize,
+    /// Whether a launch may begin while the one before it in its stream ends (sm_90 and later).
+    pub dependent_launch: bool,
 }
 
 /// A compiled kernel.
@@ -199,7 +204,7 @@ impl Kernel {
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
             Family::Warp | Family::Tile => format!("{name}_{}x{}", self.lanes, self.vectors),
-            Family::Block | Family::Stream | Family::TileStream => {
+            Family::Block | Family::CachedCluster | Family::Stream | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
             Family::Cluster => name,
@@ -239,16 +244,18 @@ impl LaunchPlan {
             .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's last argument: the threads that share a row; of the cluster family twice the vectors of a
-    /// slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
+    /// The kernel's last argument: the threads that share a row; the vectors of a slice in registers; twice those of one
+    /// in shared memory, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
     /// fewer than two blocks an SM the way back is something to wait for (1x128256 bf16: 5.2 us, 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
-        if self.kernel.family != Family::Cluster {
-            return self.threads_per_row * self.turns;
+        match self.kernel.family {
+            Family::Cluster => {}
+            Family::CachedCluster => return self.slice,
+            _ => return self.threads_per_row * self.turns,
         }
         let blocks = rows.saturating_mul(self.cluster);
         // Nor with a few large slices: 128x262144 f32 takes 83.3 us, 80.2 without.
-        let in_bulk = blocks > 2 * limits.multiprocessors && self.slice <= SLICE;
+        let in_bulk = blocks > 2 * limits.multiprocessors && self.slice <= BULK_SLICE;
         2 * self.slice + usize::from(in_bulk)
     }
 }

@@ -182,6 +182,7 @@ impl<const N: usize> Call<N> {
                 &function,
                 &plan,
                 grid,
+                limits.dependent_launch,
                 &device.cuda_stream(),
                 &mut arguments,
             )
@@ -205,7 +206,8 @@ fn address<T>(argument: &T) -> *mut c_void {
     std::ptr::from_ref(argument).cast_mut().cast()
 }
 
-/// Starts a kernel on `stream`. cudarc's own builder knows of no clusters.
+/// Starts a kernel on `stream`, `early`: while the launch before it ends. cudarc's own builder knows of neither that nor
+/// clusters.
 ///
 /// # Safety
 ///
@@ -214,18 +216,29 @@ unsafe fn start(
     function: &CudaFunction,
     plan: &LaunchPlan,
     grid: usize,
+    early: bool,
     stream: &CudaStream,
     arguments: &mut [*mut c_void],
 ) -> Result<()> {
     stream.context().bind_to_thread().w()?;
-    let mut cluster = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    let attribute = |id| sys::CUlaunchAttribute {
+        id,
         pad: Default::default(),
         value: sys::CUlaunchAttributeValue { pad: [0; 64] },
     };
+    use sys::CUlaunchAttributeID as Id;
+    // Every kernel waits, before it touches memory, for the launch that it overlaps (`predecessors_done` in
+    // kernels/device.cuh).
+    let mut overlap = attribute(Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+    overlap.value.programmaticStreamSerializationAllowed = i32::from(early);
+    let mut cluster = attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
     cluster.value.clusterDim.x = plan.cluster as u32;
     cluster.value.clusterDim.y = 1;
     cluster.value.clusterDim.z = 1;
+    let mut attributes = match early {
+        true => [overlap, cluster],
+        false => [cluster, overlap],
+    };
     let config = sys::CUlaunchConfig {
         gridDimX: grid as u32,
         gridDimY: 1,
@@ -235,10 +248,10 @@ unsafe fn start(
         blockDimZ: 1,
         sharedMemBytes: plan.shared_bytes as u32,
         hStream: stream.cu_stream(),
-        attrs: &mut cluster,
-        numAttrs: u32::from(plan.cluster > 1),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: u32::from(early) + u32::from(plan.cluster > 1),
     };
-    // SAFETY: as the caller promises; the configuration and its attribute outlive the call.
+    // SAFETY: as the caller promises; the configuration and its attributes outlive the call.
     unsafe {
         sys::cuLaunchKernelEx(
             &config,

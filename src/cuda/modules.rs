@@ -59,6 +59,8 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        // A kernel compiled for an older GPU would not wait for the launch before it.
+        dependent_launch: major >= 9 && fat_binary::COMPUTE_CAP >= 90,
         max_cluster: match major {
             _ if fat_binary::COMPUTE_CAP < 90 => 1,
             0..=8 => 1,
@@ -101,22 +103,26 @@ impl Gpu {
         context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
+        use CUfunction_attribute as Attribute;
+        let clusters = matches!(kernel.family, Family::Cluster | Family::CachedCluster);
+        if clusters && self.limits.max_cluster > 8 {
+            function
+                .set_attribute(
+                    Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+                    1,
+                )
+                .w()?;
+        }
         if kernel.family == Family::Cluster {
-            use CUfunction_attribute as Attribute;
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
                 .w()?;
-            let allow = |which, value| function.set_attribute(which, value).w();
-            allow(
-                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                self.limits.max_shared_bytes as i32 - own,
-            )?;
-            if self.limits.max_cluster > 8 {
-                allow(
-                    Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-                    1,
-                )?;
-            }
+            function
+                .set_attribute(
+                    Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    self.limits.max_shared_bytes as i32 - own,
+                )
+                .w()?;
         }
         self.functions.insert(*kernel, function.clone());
         Ok(function)
@@ -130,6 +136,7 @@ impl Gpu {
         let image = match family {
             Family::Warp => fat_binary::WARP,
             Family::Block => fat_binary::BLOCK,
+            Family::CachedCluster => fat_binary::CACHED_CLUSTER,
             Family::Cluster => fat_binary::CLUSTER,
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,

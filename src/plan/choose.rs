@@ -34,11 +34,24 @@ const TILE_STREAM_VECTORS: usize = 4;
 
 /// Threads of a block in the cluster family, a constant of kernels/slice.cuh.
 const SLICE_THREADS: usize = 256;
-/// Vectors of a slice, forward: 32 KiB, of which 6 fit an SM of an H200. 1024x65536 f32 takes 131.5 us with
-/// it, 135.7 with twice as many.
-pub(super) const SLICE: usize = 2048;
-/// Likewise backward, of y and g each: 512x131072 bf16 takes 100.4 us, 101.0 with twice as many.
+/// Most vectors of a slice, forward, while there are more blocks to be had: six a thread. 2048x12288 bf16 takes 27.4 us
+/// in one block, 27.8 in two of 768; 2048x16384 36.1 in one of 2048, 35.9 in two; with few rows more blocks are faster.
+const SLICE: usize = 1536;
+/// But eight blocks before sixteen, with eight vectors a thread: 512x131072 bf16 68.7 us, 70.6 with 16.
+const SLICE_OF_EIGHT: usize = 2048;
+/// Except up to this, for halves: rows of a vocabulary, often few at a time, of up to 129024 tokens (Llama 3 has 128256).
+/// 1x128256 bf16 takes 3.1 us with sixteen blocks, 3.8 with eight; 64x128256 12.0 and 11.9.
+const SLICE_OF_SIXTEEN_HALVES: usize = 1008;
+/// Likewise backward, of y and g each: 512x131072 bf16 takes 96.2 us, 98.2 with twice as many.
 const SLICE_BACKWARD: usize = 1024;
+/// Most vectors of a slice of rows that seldom lie aligned, and then pass through shared memory: 32 KiB, of which 6 fit
+/// an SM of an H200.
+const SLICE_UNALIGNED: usize = 2048;
+/// Most vectors a thread keeps of a slice, forward and backward, of what cached_cluster.cu is compiled for.
+const CACHED_VECTORS: [usize; 4] = [4, 8, 12, 16];
+const CACHED_VECTORS_BACKWARD: [usize; 2] = [4, 8];
+/// Vectors of a slice that may go back to memory in bulk.
+pub(super) const BULK_SLICE: usize = 2048;
 /// Shared memory that the cluster family's kernels have besides what they ask for, and the driver's 1 KiB.
 const RESERVED_BYTES: usize = 2048;
 
@@ -120,7 +133,9 @@ pub fn plan(
         }
     }
 
-    cluster_plan(kernel(Family::Cluster, 0, 0), row_vectors, limits).unwrap_or_else(|| {
+    let whole = cols.is_multiple_of(dtype.vector_len());
+    let cluster = cluster_plan(kernel(Family::Cluster, 0, 0), row_vectors, whole, limits);
+    cluster.map(in_registers).unwrap_or_else(|| {
         let threads = limits.max_threads_per_block.min(STREAM_BLOCK);
         one_block(kernel(Family::Stream, 0, STREAM_VECTORS), threads)
     })
@@ -162,16 +177,32 @@ fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
     (plan.block() <= limits.max_threads_per_block).then_some(plan)
 }
 
+/// Blocks that a row of `row_vectors` is for, if there are so many; `whole`: all its vectors are of 16 bytes.
+fn blocks(kernel: &Kernel, row_vectors: usize, whole: bool) -> Option<usize> {
+    let of = |slice| row_vectors.div_ceil(slice).checked_next_power_of_two();
+    let vocabulary = kernel.dtype.size() == 2 && row_vectors <= SLICE_OF_SIXTEEN_HALVES * 16;
+    match kernel.op {
+        RowOp::SoftmaxBackward => of(SLICE_BACKWARD),
+        RowOp::Softmax if !whole => of(SLICE_UNALIGNED),
+        RowOp::Softmax if row_vectors <= SLICE_OF_EIGHT * 8 && !vocabulary => {
+            Some(of(SLICE)?.min(8))
+        }
+        RowOp::Softmax => of(SLICE),
+    }
+}
+
 /// A cluster for rows of `row_vectors`, if their slices fit its blocks.
-fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
-    let (target, operands) = match kernel.op {
-        RowOp::Softmax => (SLICE, 1),
-        RowOp::SoftmaxBackward => (SLICE_BACKWARD, 2),
+fn cluster_plan(
+    kernel: Kernel,
+    row_vectors: usize,
+    whole: bool,
+    limits: &DeviceLimits,
+) -> Option<LaunchPlan> {
+    let operands = match kernel.op {
+        RowOp::Softmax => 1,
+        RowOp::SoftmaxBackward => 2,
     };
-    let cluster = row_vectors
-        .div_ceil(target)
-        .checked_next_power_of_two()?
-        .min(limits.max_cluster);
+    let cluster = blocks(&kernel, row_vectors, whole)?.min(limits.max_cluster);
     // Whole warps of vectors; and a piece more, since an unaligned slice begins and ends inside of one.
     let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
     let shared_bytes = (slice + 1).checked_mul(16 * operands)?;
@@ -192,4 +223,26 @@ fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Op
         slice,
         shared_bytes,
     })
+}
+
+/// The same plan for registers, if the rows and the slice allow it.
+fn in_registers(shared: LaunchPlan) -> LaunchPlan {
+    let kernel = shared.kernel;
+    let vectors: &[usize] = match kernel.op {
+        RowOp::Softmax => &CACHED_VECTORS,
+        RowOp::SoftmaxBackward => &CACHED_VECTORS_BACKWARD,
+    };
+    let fits = |&&vectors: &&usize| shared.slice <= vectors * SLICE_THREADS;
+    match vectors.iter().find(fits) {
+        Some(&vectors) if kernel.access == Access::Aligned => LaunchPlan {
+            kernel: Kernel {
+                family: Family::CachedCluster,
+                vectors,
+                ..kernel
+            },
+            shared_bytes: 0,
+            ..shared
+        },
+        _ => shared,
+    }
 }

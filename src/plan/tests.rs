@@ -15,6 +15,7 @@ const fn device(
         max_shared_bytes,
         max_cluster,
         multiprocessors,
+        dependent_launch: max_cluster > 1,
     }
 }
 const T4: DeviceLimits = device(40, 64 << 10, 1);
@@ -63,6 +64,13 @@ fn rows_fit_where_they_are_kept() {
     every_plan(|cols, p, device| {
         let vectors = row_vectors(cols, &p);
         match p.kernel.family {
+            Family::CachedCluster => {
+                assert!(vectors <= p.cluster * p.slice, "{cols} {p:?}");
+                assert!(
+                    p.slice <= p.threads_per_row * p.kernel.vectors,
+                    "{cols} {p:?}"
+                );
+            }
             Family::Warp | Family::Block | Family::Tile | Family::TileStream => {
                 assert!(
                     vectors <= p.threads_per_row * p.turns * p.kernel.vectors,
@@ -99,7 +107,9 @@ fn blocks_are_whole_warps_within_the_limit() {
             }
             // Slots for 16 warps in kernels/reduce.cuh.
             Family::Block | Family::Stream => assert!(p.rows_per_block == 1 && p.block() <= 512),
-            Family::Cluster => assert_eq!(p.block(), 256, "what kernels/slice.cuh is for"),
+            Family::CachedCluster | Family::Cluster => {
+                assert_eq!(p.block(), 256, "what kernels/slice.cuh is for")
+            }
             // As kernels/tile.cu and tile_stream.cu have it.
             Family::Tile => {
                 assert!(p.rows_per_block.is_power_of_two());
@@ -122,7 +132,7 @@ fn blocks_are_whole_warps_within_the_limit() {
 #[test]
 fn clusters_are_of_blocks_that_a_device_has() {
     every_plan(|cols, p, device| match p.kernel.family {
-        Family::Cluster => {
+        Family::CachedCluster | Family::Cluster => {
             assert!(p.cluster <= device.max_cluster && p.cluster.is_power_of_two());
             let used = row_vectors(cols, &p).div_ceil(p.slice);
             assert!(
@@ -144,16 +154,18 @@ fn access_does_not_move_columns_between_threads() {
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
                             let threads = p.threads_per_row * p.turns;
-                            (threads, p.share(1, device), p.cluster, p.slice)
+                            (threads, p.cluster, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
                         // Tiles stand for the families that keep a row in registers, and for those alone.
                         let family = match p.kernel.family {
                             Family::Tile if p.kernel.lanes > 0 => Family::Warp,
                             Family::Tile | Family::TileStream => Family::Block,
+                            // In registers or in shared memory.
+                            Family::CachedCluster => Family::Cluster,
                             family => family,
                         };
-                        assert_eq!(family, plans[0].kernel.family, "{cols} {p:?}");
+                        assert_eq!(family, plans[1].kernel.family, "{cols} {p:?}");
                     }
                 }
             }
@@ -167,6 +179,15 @@ fn registers_stay_within_budget() {
         let vectors = p.kernel.vectors;
         let bytes = match (p.kernel.family, p.kernel.op) {
             (Family::Stream | Family::Cluster, _) => return,
+            // Values as loaded.
+            (Family::CachedCluster, RowOp::Softmax) => {
+                assert!(vectors * 16 <= 64 * 4, "{cols} {p:?}");
+                return;
+            }
+            (Family::CachedCluster, _) => {
+                assert!(2 * vectors * 16 <= 64 * 4, "{cols} {p:?}");
+                return;
+            }
             // Forward: values in the compute type.
             (_, RowOp::Softmax) => {
                 vectors * p.kernel.dtype.vector_len() * p.kernel.dtype.size().max(4)
@@ -185,7 +206,14 @@ fn few_kernels() {
         names.insert(p.kernel.name());
     });
     for dtype in TYPES {
-        for family in ["warp", "block", "cluster", "stream", "tile"] {
+        for family in [
+            "warp",
+            "block",
+            "cached_cluster",
+            "cluster",
+            "stream",
+            "tile",
+        ] {
             let count = (names.iter())
                 .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
                 .count();
@@ -210,8 +238,11 @@ fn table_of_plans() {
         (F32, 4097, Unaligned, "block_softmax_f32_unaligned_4", 288, 1, 1, 1025),
         (F32, 8192, Strided, "block_softmax_f32_strided_4", 512, 1, 1, 2048),
         (F32, 8193, Unaligned, "cluster_softmax_f32_unaligned", 256, 1, 2, 1056),
-        (F32, 131_072, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 2048),
-        (F32, 262_144, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 4096),
+        (F32, 32768, Aligned, "cached_cluster_softmax_f32_aligned_4", 256, 1, 8, 1024),
+        (F32, 65536, Aligned, "cached_cluster_softmax_f32_aligned_8", 256, 1, 8, 2048),
+        (F32, 131_072, Aligned, "cached_cluster_softmax_f32_aligned_8", 256, 1, 16, 2048),
+        (F32, 151_936, Aligned, "cached_cluster_softmax_f32_aligned_12", 256, 1, 16, 2400),
+        (F32, 262_144, Aligned, "cached_cluster_softmax_f32_aligned_16", 256, 1, 16, 4096),
         (F32, 458_752, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 7168),
         (F32, 1 << 20, Aligned, "stream_softmax_f32_aligned_4", 512, 1, 1, 1 << 18),
         (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
@@ -227,7 +258,10 @@ fn table_of_plans() {
         (BF16, 1000, Aligned, "warp_softmax_bf16_aligned_32x4", 32, 4, 1, 125),
         (BF16, 2048, Aligned, "block_softmax_bf16_aligned_2", 128, 1, 1, 256),
         (BF16, 8192, Aligned, "block_softmax_bf16_aligned_4", 256, 1, 1, 1024),
-        (BF16, 16384, Aligned, "cluster_softmax_bf16_aligned", 256, 1, 1, 2048),
+        (BF16, 12288, Aligned, "cached_cluster_softmax_bf16_aligned_8", 256, 1, 1, 1536),
+        (BF16, 16384, Aligned, "cached_cluster_softmax_bf16_aligned_4", 256, 1, 2, 1024),
+        (BF16, 128_256, Aligned, "cached_cluster_softmax_bf16_aligned_4", 256, 1, 16, 1024),
+        (BF16, 131_072, Aligned, "cached_cluster_softmax_bf16_aligned_8", 256, 1, 8, 2048),
         (BF16, 50257, Unaligned, "cluster_softmax_bf16_unaligned", 256, 1, 4, 1600),
         (F16, 2, Unaligned, "warp_softmax_f16_unaligned_1x1", 1, 128, 1, 1),
         (F64, 4096, Aligned, "block_softmax_f64_aligned_4", 512, 1, 1, 2048),
@@ -258,10 +292,10 @@ fn other_devices_get_what_they_have() {
         .family
     };
     // Two slices on an SM, or a stream.
-    assert_eq!(family(16384, &A100), Family::Cluster);
+    assert_eq!(family(16384, &A100), Family::CachedCluster);
     assert_eq!(family(32768, &A100), Family::Stream);
     assert_eq!(family(16384, &T4), Family::Stream);
-    assert_eq!(family(131_072, &RTX_5090), Family::Cluster);
+    assert_eq!(family(131_072, &RTX_5090), Family::CachedCluster);
     let small = DeviceLimits {
         max_threads_per_block: 128,
         ..H200
@@ -287,11 +321,18 @@ fn share_is_of_threads_or_of_a_slice() {
     // 16 turns of 32 threads.
     let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
     assert_eq!((turns.turns, turns.share(1, &H200)), (16, 512));
-    // 16 slices of 2048 vectors: in bulk from 17 rows on, when there are more than two blocks an SM.
     let long = softmax(131_072);
-    assert_eq!((long.cluster, long.share(16, &H200)), (16, 2 * 2048));
-    assert_eq!(long.share(17, &H200), 2 * 2048 + 1);
-    assert_eq!(softmax(262_144).share(1000, &H200), 2 * 4096);
+    assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
+    // In shared memory: in bulk from 17 rows on, when there are more than two blocks an SM.
+    let unaligned = plan(
+        RowOp::Softmax,
+        FloatType::F32,
+        131_072,
+        Access::Unaligned,
+        &H200,
+    );
+    assert_eq!(unaligned.share(16, &H200), 2 * 2048);
+    assert_eq!(unaligned.share(17, &H200), 2 * 2048 + 1);
 }
 
 #[test]

@@ -15,6 +15,7 @@ const LIMITS: DeviceLimits = DeviceLimits {
     max_cluster: 1,
     max_shared_bytes: 256 << 10,
     multiprocessors: 1,
+    dependent_launch: false,
 };
 
 /// Where results go.
