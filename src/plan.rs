@@ -136,7 +136,9 @@ pub enum Family {
     Block,
     /// A cluster of blocks a row, a slice each; the row stays in shared memory.
     Cluster,
-    /// A block a row of any length, read twice (once for m and d, once to normalise).
+    /// The same for a gang of blocks, as many as the GPU runs at once: they meet in global memory.
+    Gang,
+    /// A gang a row of any length, read twice (once for m and d, once to normalise).
     Stream,
     /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it
     /// has in [`Family::Warp`] or [`Family::Block`], and their bits.
@@ -152,6 +154,7 @@ impl Family {
             Self::Warp => "warp",
             Self::Block => "block",
             Self::Cluster => "cluster",
+            Self::Gang => "gang",
             Self::Stream => "stream",
             Self::Tile => "tile",
             Self::TileStream => "tile_stream",
@@ -188,7 +191,7 @@ pub struct Kernel {
     /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
     pub lanes: usize,
     /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
-    /// reads before it uses the first; for [`Family::Cluster`], which is for any number, 0.
+    /// reads before it uses the first; for [`Family::Cluster`] and [`Family::Gang`], which are for any number, 0.
     pub vectors: usize,
 }
 
@@ -202,7 +205,7 @@ impl Kernel {
             Family::Block | Family::Stream | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
-            Family::Cluster => name,
+            Family::Cluster | Family::Gang => name,
         }
     }
 }
@@ -219,8 +222,10 @@ pub struct LaunchPlan {
     pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
-    /// Blocks that share one row.
+    /// Blocks of a cluster that share one row.
     pub cluster: usize,
+    /// Blocks that share one row without being a cluster.
+    pub gang: usize,
     /// Vectors of a row that one block takes; all of them unless blocks share it.
     pub slice: usize,
     /// Bytes of shared memory that a block asks for.
@@ -235,21 +240,39 @@ impl LaunchPlan {
 
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
-        (rows.div_ceil(self.rows_per_block).checked_mul(self.cluster))
+        (rows.div_ceil(self.rows_per_block))
+            .checked_mul(self.cluster * self.gang)
             .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's last argument: the threads that share a row; of the cluster family twice the vectors of a
-    /// slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
-    /// fewer than two blocks an SM the way back is something to wait for (1x128256 bf16: 5.2 us, 4.6 without).
+    /// The kernel's number: the threads that share a row; of slices in shared memory twice their vectors, and one
+    /// more if results go back in bulk; of streamed slices their vectors over 32. In bulk or not moves no bits, so
+    /// it may look at the rows: with fewer than two blocks an SM the way back is something to wait for (1x128256
+    /// bf16: 5.2 us, 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
-        if self.kernel.family != Family::Cluster {
-            return self.threads_per_row * self.turns;
+        match self.kernel.family {
+            Family::Cluster | Family::Gang => {
+                let blocks = rows.saturating_mul(self.cluster * self.gang);
+                // Nor with a few large slices: 128x262144 f32 takes 83.3 us, 80.2 without.
+                let in_bulk = blocks > 2 * limits.multiprocessors && self.slice <= SLICE;
+                2 * self.slice + usize::from(in_bulk)
+            }
+            Family::Stream => self.slice / 32,
+            _ => self.threads_per_row * self.turns,
         }
-        let blocks = rows.saturating_mul(self.cluster);
-        // Nor with a few large slices: 128x262144 f32 takes 83.3 us, 80.2 without.
-        let in_bulk = blocks > 2 * limits.multiprocessors && self.slice <= SLICE;
-        2 * self.slice + usize::from(in_bulk)
+    }
+
+    /// Words of 8 bytes, zeros, in which the gangs of `rows` rows meet (kernels/gang.cuh): a line of the cache for
+    /// tickets, and two numbers a block.
+    pub fn workspace(&self, rows: usize) -> usize {
+        let words = match self.kernel.dtype {
+            FloatType::F64 => 2,
+            _ => 1,
+        };
+        match self.gang {
+            1 => 0,
+            gang => rows.saturating_mul(gang * words).saturating_add(16),
+        }
     }
 }
 

@@ -101,7 +101,10 @@ impl Gpu {
         context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
-        if kernel.family == Family::Cluster {
+        if matches!(
+            kernel.family,
+            Family::Cluster | Family::Gang | Family::Stream
+        ) {
             use CUfunction_attribute as Attribute;
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -111,7 +114,14 @@ impl Gpu {
                 Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 self.limits.max_shared_bytes as i32 - own,
             )?;
-            if self.limits.max_cluster > 8 {
+            if kernel.family == Family::Gang {
+                // The plan counts on what an SM has, not on what the driver would split off for one block.
+                allow(
+                    Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                    100,
+                )?;
+            }
+            if kernel.family == Family::Cluster && self.limits.max_cluster > 8 {
                 allow(
                     Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
                     1,
@@ -131,6 +141,7 @@ impl Gpu {
             Family::Warp => fat_binary::WARP,
             Family::Block => fat_binary::BLOCK,
             Family::Cluster => fat_binary::CLUSTER,
+            Family::Gang => fat_binary::GANG,
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
             Family::TileStream => fat_binary::TILE_STREAM,
