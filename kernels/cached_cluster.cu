@@ -66,15 +66,6 @@ template <class D, int N> struct ClusterSoftmaxBackward {
   }
 };
 
-// Calls body(row, first column, columns, merge) for this block's slice.
-template <class D, class Body> __device__ __forceinline__ void for_slice(const Rows &rows, int slice, Body body) {
-  __shared__ ClusterSlots<typename D::Compute> slots;
-  Cluster<typename D::Compute> merge(slots);
-  predecessors_done();
-  i64 first = (i64)merge.rank * slice * D::LEN, left = largest(rows.cols - first, (i64)0);
-  body((i64)cluster_index(), left ? first : (i64)0, (int)smallest(left, (i64)slice * D::LEN), merge);
-}
-
 // Blocks on an SM. Elsewhere than on sm_90 some would spill: before sm_80 halves are widened to be compared.
 #if __CUDA_ARCH__ < 800
 #define BLOCKS(D, N) 1
@@ -90,7 +81,10 @@ template <class D, class Body> __device__ __forceinline__ void for_slice(const R
 #define SOFTMAX_KERNEL(dtype, D, N)                                                                                              \
   extern "C" __global__ void __launch_bounds__(SLICE_THREADS, BLOCKS(D, N))                                                      \
       cached_cluster_softmax_##dtype##_aligned_##N(SOFTMAX_PARAMETERS(D)) {                                                      \
-    for_slice<D>(rows, share, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                      \
+    __shared__ ClusterSlots<D::Compute> slots;                                                                                   \
+    Cluster<D::Compute> merge(slots);                                                                                            \
+    predecessors_done();                                                                                                         \
+    for_slice<D>(merge, rows, share, [&](i64 r, i64 first, int cols) {                                                           \
       Slice<D> from(x, rows, x_at, r, first, cols), to(y, rows, y_at, r, first, cols);                                           \
       ClusterSoftmax<D, N>::row(from, to, (share + SLICE_THREADS - 1) / SLICE_THREADS, merge);                                   \
     });                                                                                                                          \
@@ -99,7 +93,10 @@ template <class D, class Body> __device__ __forceinline__ void for_slice(const R
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, N)                                                                                     \
   extern "C" __global__ void __launch_bounds__(SLICE_THREADS, BACKWARD_BLOCKS(N))                                                \
       cached_cluster_softmax_backward_##dtype##_aligned_##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                    \
-    for_slice<D>(rows, share, [&](i64 r, i64 first, int cols, Cluster<D::Compute> &merge) {                                      \
+    __shared__ ClusterSlots<D::Compute> slots;                                                                                   \
+    Cluster<D::Compute> merge(slots);                                                                                            \
+    predecessors_done();                                                                                                         \
+    for_slice<D>(merge, rows, share, [&](i64 r, i64 first, int cols) {                                                           \
       Slice<D> ys(y, rows, y_at, r, first, cols), gs(g, rows, g_at, r, first, cols), to(dx, rows, dx_at, r, first, cols);        \
       ClusterSoftmaxBackward<D, N>::row(ys, gs, to, merge);                                                                      \
     });                                                                                                                          \

@@ -25,8 +25,10 @@ template <class C> struct ClusterSlots {
 template <class C> struct Cluster {
   ClusterSlots<C> &slots;
   int blocks, rank;
+  u32 row;
 
-  __device__ __forceinline__ explicit Cluster(ClusterSlots<C> &s) : slots(s), blocks(cluster_size()), rank(cluster_rank()) {
+  __device__ __forceinline__ explicit Cluster(ClusterSlots<C> &s)
+      : slots(s), blocks(cluster_size()), rank(cluster_rank()), row(cluster_index()) {
     if (blocks == 1) return;
     if (threadIdx.x == 0) inbox_open(&slots.inbox, blocks * (int)sizeof(Pair<C>));
     cluster_started(); // `whole` waits for the others

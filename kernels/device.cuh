@@ -1,5 +1,5 @@
 // Device-only instructions, and nothing else: shuffles, ex2, 16-byte accesses and copies, conversions,
-// barriers, launches, clusters.
+// barriers, launches, clusters, gangs.
 //
 // Every other header is plain C++ over these functions, so that a host compiler can take the kernels'
 // arithmetic with another version of this file.
@@ -116,6 +116,20 @@ template <class C> __device__ __forceinline__ void send(Pair<C> *, u64 *, int, P
 __device__ __forceinline__ void inbox_wait(u64 *) {}
 #endif
 
+// ---------------------------------------------------------------- gangs
+// Blocks that meet in global memory, past the L1, which is not kept up to date.
+
+// Each ticket once, from 0 on.
+__device__ __forceinline__ u32 take_ticket(u32 *counter) { return atomicAdd(counter, 1u); }
+// 8 bytes that are seen whole, some time later, and say nothing of what else this thread has written.
+__device__ __forceinline__ void post(u64 *at, u64 x) { asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(at), "l"(x) : "memory"); }
+// What was posted there, or what was there before.
+__device__ __forceinline__ u64 look(const u64 *at) {
+  u64 x;
+  asm volatile("ld.relaxed.gpu.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+  return x;
+}
+
 // ---------------------------------------------------------------- arithmetic
 // The _rn forms are never contracted into an fma, so every kernel rounds alike.
 
@@ -221,6 +235,13 @@ struct alignas(16) Words {
 // x, not to be put off: what needs many registers does not wait for the next of its kind.
 __device__ __forceinline__ Words settled(Words x) {
   asm volatile("" : "+r"(x.w[0]), "+r"(x.w[1]), "+r"(x.w[2]), "+r"(x.w[3])::"memory");
+  return x;
+}
+
+// x, of which the compiler is to know nothing: what follows from a constant step, it computes before a loop and keeps in
+// registers, of which a loop over elements far apart has too few (sm_120).
+__device__ __forceinline__ int unknown(int x) {
+  asm volatile("" : "+r"(x));
   return x;
 }
 

@@ -26,6 +26,13 @@ namespace online {
 // A constant, so that what a thread has in flight differs by immediate offsets only.
 constexpr int SLICE_THREADS = 256;
 
+// Calls body(row, first column, columns) for this block's slice of `slice` vectors, of the row that `merge` merges.
+template <class D, class Merge, class Body>
+__device__ __forceinline__ void for_slice(const Merge &merge, const Rows &rows, int slice, Body body) {
+  i64 first = (i64)merge.rank * slice * D::LEN, left = largest(rows.cols - first, (i64)0);
+  body((i64)merge.row, left ? first : (i64)0, (int)smallest(left, (i64)slice * D::LEN));
+}
+
 // Calls body(v) for this thread's of `count` vectors.
 template <class Body> __device__ __forceinline__ void for_own(int count, Body body) {
   int v = threadIdx.x;

@@ -6,7 +6,8 @@
 //   rows            sizes of the row space
 //   *_at            where each operand's rows lie
 //   x, y / y, g, dx storage of each operand; the output last
-//   share           threads that share one row (see `share` in src/plan.rs for the cluster family)
+//   share           threads that share one row (see `share` in src/plan.rs for rows that blocks share)
+//   workspace       of the families gang and stream only: zeros, as many as `workspace` in src/plan.rs says (see gang.cuh)
 #pragma once
 
 #define SOFTMAX_PARAMETERS(D)                                                                                                    \
@@ -16,6 +17,8 @@
 #define SOFTMAX_BACKWARD_PARAMETERS(D)                                                                                           \
   const __grid_constant__ Rows rows, const __grid_constant__ Operand y_at, const __grid_constant__ Operand g_at,                 \
       const __grid_constant__ Operand dx_at, D::Storage *y, D::Storage *g, D::Storage *dx, int share
+
+#define GANG_PARAMETER u64 *workspace
 
 #define FOR_EACH_DTYPE(TABLE)                                                                                                    \
   TABLE(f16, F16)                                                                                                                \

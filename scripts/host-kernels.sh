@@ -13,12 +13,12 @@ cp kernels/*.cu kernels/*.cuh "$out"
 rm "$out/ladder.cu" # a benchmark's, over no device.cuh
 cp tests/host_kernels/* "$out" # device.cuh among them
 # No contraction: the device's add and mul are never fused.
-flags=(-std=c++17 -O1 -g -ffp-contract=off -Wall -Wno-unknown-pragmas -Werror -fPIC)
+flags=(-std=c++17 -O1 -g -ffp-contract=off -Wall -Wno-unknown-pragmas -Werror -fPIC -pthread)
 jobs=()
 for source in "$out"/*.cu "$out/launch.cpp"; do
     g++ "${flags[@]}" -x c++ -c -o "$source.o" "$source" &
     jobs+=($!)
 done
 for job in "${jobs[@]}"; do wait "$job"; done
-g++ -shared -o "$out/kernels.so" "$out"/*.o
+g++ -shared -pthread -o "$out/kernels.so" "$out"/*.o
 COS_HOST_KERNELS=$out/kernels.so cargo test --test host_kernels "$@"

@@ -13,7 +13,6 @@ use crate::rows::Operand;
 use candle_core::DType;
 
 pub use choose::plan;
-use choose::BULK_SLICE;
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,9 +135,11 @@ pub enum Family {
     Block,
     /// A cluster of blocks a row, a slice each; the row stays in registers.
     CachedCluster,
-    /// The same, and the same bits, for rows that are not aligned, or too long: in shared memory.
+    /// The same, and the same bits, for rows that are not aligned: in shared memory.
     Cluster,
-    /// A block a row of any length, read twice (once for m and d, once to normalise).
+    /// As that for a gang of blocks, as many as the GPU runs at once: they meet in global memory.
+    Gang,
+    /// A gang a row of any length, read twice (once for m and d, once to normalise).
     Stream,
     /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it
     /// has in [`Family::Warp`] or [`Family::Block`], and their bits.
@@ -155,6 +156,7 @@ impl Family {
             Self::Block => "block",
             Self::CachedCluster => "cached_cluster",
             Self::Cluster => "cluster",
+            Self::Gang => "gang",
             Self::Stream => "stream",
             Self::Tile => "tile",
             Self::TileStream => "tile_stream",
@@ -193,7 +195,7 @@ pub struct Kernel {
     /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
     pub lanes: usize,
     /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
-    /// reads before it uses the first; for [`Family::Cluster`], which is for any number, 0.
+    /// reads before it uses the first; for [`Family::Cluster`] and [`Family::Gang`], which are for any number, 0.
     pub vectors: usize,
 }
 
@@ -207,7 +209,7 @@ impl Kernel {
             Family::Block | Family::CachedCluster | Family::Stream | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
-            Family::Cluster => name,
+            Family::Cluster | Family::Gang => name,
         }
     }
 }
@@ -224,8 +226,10 @@ pub struct LaunchPlan {
     pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
-    /// Blocks that share one row.
+    /// Blocks of a cluster that share one row.
     pub cluster: usize,
+    /// Blocks that share one row without being a cluster.
+    pub gang: usize,
     /// Vectors of a row that one block takes; all of them unless blocks share it.
     pub slice: usize,
     /// Bytes of shared memory that a block asks for.
@@ -240,23 +244,38 @@ impl LaunchPlan {
 
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
-        (rows.div_ceil(self.rows_per_block).checked_mul(self.cluster))
+        (rows.div_ceil(self.rows_per_block))
+            .checked_mul(self.cluster * self.gang)
             .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's last argument: the threads that share a row; the vectors of a slice in registers; twice those of one
-    /// in shared memory, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
-    /// fewer than two blocks an SM the way back is something to wait for (1x128256 bf16: 5.2 us, 4.6 without).
+    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; and of slices
+    /// of a gang twice that, and one more if results go back in bulk. That moves no bits, so it may look at the rows:
+    /// with fewer than two blocks an SM the way back is something to wait for (a cluster then, 1x128256 bf16: 5.2 us,
+    /// 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
-            Family::Cluster => {}
-            Family::CachedCluster => return self.slice,
-            _ => return self.threads_per_row * self.turns,
+            Family::CachedCluster | Family::Cluster => self.slice,
+            Family::Gang => {
+                let blocks = rows.saturating_mul(self.gang);
+                2 * self.slice + usize::from(blocks > 2 * limits.multiprocessors)
+            }
+            Family::Stream => self.slice / 32,
+            _ => self.threads_per_row * self.turns,
         }
-        let blocks = rows.saturating_mul(self.cluster);
-        // Nor with a few large slices: 128x262144 f32 takes 83.3 us, 80.2 without.
-        let in_bulk = blocks > 2 * limits.multiprocessors && self.slice <= BULK_SLICE;
-        2 * self.slice + usize::from(in_bulk)
+    }
+
+    /// Words of 8 bytes, zeros, in which the gangs of `rows` rows meet (kernels/gang.cu): a line of the cache for
+    /// tickets, and two numbers a block.
+    pub fn workspace(&self, rows: usize) -> usize {
+        let words = match self.kernel.dtype {
+            FloatType::F64 => 2,
+            _ => 1,
+        };
+        match self.gang {
+            1 => 0,
+            gang => rows.saturating_mul(gang * words).saturating_add(16),
+        }
     }
 }
 

@@ -8,7 +8,10 @@
 // SPEC has a line for each shape, and below it one for each variant:
 //
 //   shape ROWS COLS f32|bf16|f64 0|1                                           1: backward
-//   run LABEL CUBIN KERNEL GRID BLOCK CLUSTER SHARED_BYTES SHARE [CARVEOUT]    CARVEOUT: percent of L1, default the driver's
+//   run LABEL CUBIN KERNEL GRID BLOCK CLUSTER SHARED_BYTES SHARE [CARVEOUT [WORKSPACE]]
+//
+// CARVEOUT: percent of L1, or -1 for the driver's choice. WORKSPACE: words of 8 bytes, zeroed before each launch, for the
+// families gang and stream: 16 and, for each block of the grid, 1, or 2 for f64 (`workspace` in src/plan.rs).
 //
 // Method as in benches/cuda.rs: K (input, output) pairs of 4 times 60 MB and more, launched back to back in one CUDA
 // graph; median replay / K. Results of up to 64 rows are held against f64 on the GPU; WRONG marks those that are off.
@@ -179,7 +182,7 @@ static CUfunction function(const std::string &cubin, const char *kernel) {
 
 struct Variant {
   char label[128], cubin[256], kernel[128];
-  int grid, block, cluster, shared, share, carveout;
+  int grid, block, cluster, shared, share, carveout, workspace;
 };
 
 static void run(const Shape &s, Variant v, double seconds, double *worst) {
@@ -197,11 +200,16 @@ static void run(const Shape &s, Variant v, double seconds, double *worst) {
   CUlaunchAttribute attribute = {CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
   attribute.value.clusterDim = {(unsigned)v.cluster, 1, 1};
   CUlaunchConfig config = {(unsigned)v.grid, 1, 1, (unsigned)v.block, 1, 1, (unsigned)v.shared, stream, &attribute, v.cluster > 1};
+  CUdeviceptr workspace = 0;
+  size_t workspace_bytes = (size_t)v.workspace * 8;
+  if (workspace_bytes) CHECK(cuMemAlloc(&workspace, workspace_bytes));
   double us = replay(s.count, seconds, [&](int k) {
+    if (workspace_bytes) CHECK(cuMemsetD8Async(workspace, 0, workspace_bytes, stream));
     CUdeviceptr x = s.at(k, 0), g = s.at(k, 1), out = s.at(k, s.backward ? 2 : 1);
-    void *forward[] = {&rows, &at, &at, &x, &out, &v.share}, *backward[] = {&rows, &at, &at, &at, &x, &g, &out, &v.share};
+    void *forward[] = {&rows, &at, &at, &x, &out, &v.share, &workspace}, *backward[] = {&rows, &at, &at, &at, &x, &g, &out, &v.share, &workspace};
     return cuLaunchKernelEx(&config, f, s.backward ? backward : forward, nullptr);
   });
+  if (workspace_bytes) CHECK(cuMemFree(workspace));
   if (us < 0) return (void)printf("   %-34s cannot be launched\n", v.label);
 
   CHECK(cuMemsetD8((CUdeviceptr)worst, 0, 16));
@@ -240,8 +248,8 @@ int main(int argc, char **argv) {
     v.carveout = -1;
     if (sscanf(line, "shape %lld %lld %15s %d", &rows, &cols, type, &backward) == 4)
       shape = make(rows, cols, type, backward, pool, pool_bytes, seconds);
-    else if (shape.count && sscanf(line, "run %127s %255s %127s %d %d %d %d %d %d", v.label, v.cubin, v.kernel, &v.grid, &v.block,
-                                   &v.cluster, &v.shared, &v.share, &v.carveout) >= 8)
+    else if (shape.count && sscanf(line, "run %127s %255s %127s %d %d %d %d %d %d %d", v.label, v.cubin, v.kernel, &v.grid, &v.block,
+                                   &v.cluster, &v.shared, &v.share, &v.carveout, &v.workspace) >= 8)
       run(shape, v, seconds, (double *)worst);
     else if (line[0] != '#' && line[0] != '\n')
       fprintf(stderr, "tune: not a line of a spec: %s", line);

@@ -167,12 +167,23 @@ impl<const N: usize> Call<N> {
             .map(|(operand, &(_, len))| params::Operand::new(operand, len))
             .collect();
         let share = plan.share(space.rows, &limits) as i32;
+        // Where gangs meet. Zeroed by this launch, not the one before: launches of a graph, or of another stream, may
+        // run at once. Freed behind the kernel, in the order of the stream, when it is dropped.
+        let stream = device.cuda_stream();
+        let mut workspace = match plan.workspace(space.rows) {
+            0 => None,
+            words => Some(device.alloc_zeros::<u64>(words)?),
+        };
+        let workspace = (workspace.as_mut()).map(|words| words.device_ptr_mut(&stream));
+        let meeting = workspace.as_ref().map_or(0, |(pointer, _)| *pointer);
 
         // In the order of kernels/table.cuh.
         let mut arguments = vec![address(&rows)];
         arguments.extend(at.iter().map(address));
         arguments.extend(operands.iter().map(|(pointer, _)| address(pointer)));
         arguments.push(address(&share));
+        arguments.push(address(&meeting)); // most kernels declare none, and the driver takes what they declare
+
         // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
         // type in the kernel's name, and outlive the call. Every row of every operand lies in its storage:
         // candle's layouts say so, and `Operand::len` bounds the aligned reads beside a row. The plan's
@@ -183,7 +194,7 @@ impl<const N: usize> Call<N> {
                 &plan,
                 grid,
                 limits.dependent_launch,
-                &device.cuda_stream(),
+                &stream,
                 &mut arguments,
             )
         }

@@ -104,25 +104,32 @@ impl Gpu {
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
         use CUfunction_attribute as Attribute;
+        let allow = |which, value| function.set_attribute(which, value).w();
         let clusters = matches!(kernel.family, Family::Cluster | Family::CachedCluster);
         if clusters && self.limits.max_cluster > 8 {
-            function
-                .set_attribute(
-                    Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-                    1,
-                )
-                .w()?;
+            allow(
+                Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+                1,
+            )?;
         }
-        if kernel.family == Family::Cluster {
+        if matches!(
+            kernel.family,
+            Family::Cluster | Family::Gang | Family::Stream
+        ) {
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
                 .w()?;
-            function
-                .set_attribute(
-                    Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    self.limits.max_shared_bytes as i32 - own,
-                )
-                .w()?;
+            allow(
+                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.limits.max_shared_bytes as i32 - own,
+            )?;
+        }
+        if kernel.family == Family::Gang {
+            // The plan counts on what an SM has, not on what the driver would split off for one block.
+            allow(
+                Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                100,
+            )?;
         }
         self.functions.insert(*kernel, function.clone());
         Ok(function)
@@ -138,6 +145,7 @@ impl Gpu {
             Family::Block => fat_binary::BLOCK,
             Family::CachedCluster => fat_binary::CACHED_CLUSTER,
             Family::Cluster => fat_binary::CLUSTER,
+            Family::Gang => fat_binary::GANG,
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
             Family::TileStream => fat_binary::TILE_STREAM,

@@ -50,15 +50,26 @@ const SLICE_UNALIGNED: usize = 2048;
 /// Most vectors a thread keeps of a slice, forward and backward, of what cached_cluster.cu is compiled for.
 const CACHED_VECTORS: [usize; 4] = [4, 8, 12, 16];
 const CACHED_VECTORS_BACKWARD: [usize; 2] = [4, 8];
-/// Vectors of a slice that may go back to memory in bulk.
-pub(super) const BULK_SLICE: usize = 2048;
-/// Shared memory that the cluster family's kernels have besides what they ask for, and the driver's 1 KiB.
+/// Shared memory that kernels of slices have besides what they ask for, and the driver's 1 KiB.
 const RESERVED_BYTES: usize = 2048;
 
-/// Most threads of a block that streams: 128 registers each.
-const STREAM_BLOCK: usize = 512;
+/// Most vectors of a cluster's slice, of all inputs: 16 a thread. Longer rows are a gang's.
+const CLUSTER_MOST: usize = 4096;
+/// Vectors of a gang's slice, of all inputs: as a cluster's of most rows.
+const GANG_SLICE: usize = 2048;
+/// Blocks of the gang family that an SM holds: by their registers, and by this share of its memory, which a slice of
+/// theirs has at most. One less where exponentials are of doubles.
+const GANG_RESIDENT: usize = 3;
+
+/// Threads of a block that streams: 128 registers each.
+const STREAM_BLOCK: usize = 256;
 /// Vectors a thread reads ahead in the stream family: 64 bytes in flight a thread.
 const STREAM_VECTORS: usize = 4;
+/// Blocks of the stream family on an SM. No more, though registers may allow it: more rows in flight than the L2
+/// holds are read from memory twice.
+const STREAM_RESIDENT: usize = 2;
+/// Vectors of a streamed slice, at least: two turns of its threads.
+const STREAM_LEAST: usize = 2 * STREAM_BLOCK * STREAM_VECTORS;
 
 /// Lanes and vectors for rows of `row_vectors`, unless they are too long for a warp.
 fn warp_shape(row_vectors: usize) -> Option<(usize, usize)> {
@@ -111,6 +122,7 @@ pub fn plan(
         turns: 1,
         rows_per_block: 1,
         cluster: 1,
+        gang: 1,
         slice: row_vectors,
         shared_bytes: 0,
     };
@@ -133,12 +145,12 @@ pub fn plan(
         }
     }
 
+    let kernel = |family| kernel(family, 0, 0);
     let whole = cols.is_multiple_of(dtype.vector_len());
-    let cluster = cluster_plan(kernel(Family::Cluster, 0, 0), row_vectors, whole, limits);
-    cluster.map(in_registers).unwrap_or_else(|| {
-        let threads = limits.max_threads_per_block.min(STREAM_BLOCK);
-        one_block(kernel(Family::Stream, 0, STREAM_VECTORS), threads)
-    })
+    cluster_plan(kernel(Family::Cluster), row_vectors, whole, limits)
+        .map(in_registers)
+        .or_else(|| gang_plan(kernel(Family::Gang), row_vectors, limits))
+        .unwrap_or_else(|| stream_plan(kernel(Family::Stream), row_vectors, limits))
 }
 
 /// Tiles for rows that would take `apart`, of the warp or block family; longer rows have none.
@@ -177,6 +189,38 @@ fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
     (plan.block() <= limits.max_threads_per_block).then_some(plan)
 }
 
+/// Inputs of `op`, which a block keeps a slice of each.
+fn inputs(op: RowOp) -> usize {
+    match op {
+        RowOp::Softmax => 1,
+        RowOp::SoftmaxBackward => 2,
+    }
+}
+
+/// The plan of slices in shared memory, `slice` vectors of each input for each of `cluster` blocks or of `gang`, if
+/// that is within `room` bytes.
+fn slices(
+    kernel: Kernel,
+    (cluster, gang): (usize, usize),
+    slice: usize,
+    room: usize,
+    limits: &DeviceLimits,
+) -> Option<LaunchPlan> {
+    // A piece more, since an unaligned slice begins and ends inside of one.
+    let shared_bytes = (slice + 1).checked_mul(16 * inputs(kernel.op))?;
+    let fits = shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block;
+    fits.then_some(LaunchPlan {
+        kernel,
+        threads_per_row: SLICE_THREADS,
+        turns: 1,
+        rows_per_block: 1,
+        cluster,
+        gang,
+        slice,
+        shared_bytes,
+    })
+}
+
 /// Blocks that a row of `row_vectors` is for, if there are so many; `whole`: all its vectors are of 16 bytes.
 fn blocks(kernel: &Kernel, row_vectors: usize, whole: bool) -> Option<usize> {
     let of = |slice| row_vectors.div_ceil(slice).checked_next_power_of_two();
@@ -198,14 +242,13 @@ fn cluster_plan(
     whole: bool,
     limits: &DeviceLimits,
 ) -> Option<LaunchPlan> {
-    let operands = match kernel.op {
-        RowOp::Softmax => 1,
-        RowOp::SoftmaxBackward => 2,
-    };
     let cluster = blocks(&kernel, row_vectors, whole)?.min(limits.max_cluster);
-    // Whole warps of vectors; and a piece more, since an unaligned slice begins and ends inside of one.
+    // Whole warps of vectors.
     let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
-    let shared_bytes = (slice + 1).checked_mul(16 * operands)?;
+    let most = CLUSTER_MOST / inputs(kernel.op);
+    if slice > most {
+        return None;
+    }
     let room = limits.max_shared_bytes.saturating_sub(RESERVED_BYTES);
     // One block that fills an SM waits for its copies, then computes, then stores, and nothing else runs. And 16
     // of them need as many multiprocessors in one GPC, which not every part of a GPU has.
@@ -214,15 +257,56 @@ fn cluster_plan(
     } else {
         room
     };
-    (shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block).then_some(LaunchPlan {
+    slices(kernel, (cluster, 1), slice, room, limits)
+}
+
+/// A gang for rows of `row_vectors`, if it takes no more than half of the blocks that run at once: one that has
+/// begun then never keeps another, of a launch beside it, from the room that it waits for.
+fn gang_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
+    let resident = match (kernel.op, kernel.dtype) {
+        (RowOp::Softmax, FloatType::F64) => GANG_RESIDENT - 1,
+        _ => GANG_RESIDENT,
+    };
+    let room = ((limits.max_shared_bytes + 1024) / resident).saturating_sub(RESERVED_BYTES);
+    let most = limits.multiprocessors * resident / 2;
+    let inputs = inputs(kernel.op);
+    // Whole warps of vectors, beside the piece more.
+    let target = (GANG_SLICE / inputs).min((room / (16 * inputs)).saturating_sub(1) / 32 * 32);
+    if target == 0 {
+        return None;
+    }
+    let gang = row_vectors.div_ceil(target).min(most);
+    let slice = row_vectors.div_ceil(gang).next_multiple_of(32);
+    slices(
         kernel,
-        threads_per_row: SLICE_THREADS,
+        (1, row_vectors.div_ceil(slice)),
+        slice,
+        room,
+        limits,
+    )
+}
+
+/// A gang that streams, of one block an SM at most, which is half of what runs at once.
+fn stream_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> LaunchPlan {
+    let kernel = Kernel {
+        vectors: STREAM_VECTORS,
+        ..kernel
+    };
+    let gang = row_vectors
+        .div_ceil(STREAM_LEAST)
+        .min(limits.multiprocessors);
+    let slice = row_vectors.div_ceil(gang).next_multiple_of(32);
+    LaunchPlan {
+        kernel,
+        threads_per_row: limits.max_threads_per_block.min(STREAM_BLOCK),
         turns: 1,
         rows_per_block: 1,
-        cluster,
+        cluster: 1,
+        gang: row_vectors.div_ceil(slice),
         slice,
-        shared_bytes,
-    })
+        // Not used: it keeps another block from the SM.
+        shared_bytes: limits.max_shared_bytes / (STREAM_RESIDENT + 1),
+    }
 }
 
 /// The same plan for registers, if the rows and the slice allow it.

@@ -86,7 +86,19 @@ fn rows_fit_where_they_are_kept() {
                     "{cols} {p:?}"
                 );
             }
-            Family::Stream => assert!(vectors > 1536, "{cols} {p:?}"),
+            Family::Gang => {
+                assert!(vectors <= p.gang * p.slice, "{cols} {p:?}");
+                let operands = if p.kernel.op == RowOp::Softmax { 1 } else { 2 };
+                assert_eq!(
+                    p.shared_bytes,
+                    (p.slice + 1) * 16 * operands,
+                    "{cols} {p:?}"
+                );
+            }
+            Family::Stream => {
+                assert!(vectors > 1536, "{cols} {p:?}");
+                assert!(vectors <= p.gang * p.slice, "{cols} {p:?}");
+            }
         }
         assert!(
             p.shared_bytes + 2048 <= device.max_shared_bytes,
@@ -106,8 +118,9 @@ fn blocks_are_whole_warps_within_the_limit() {
                 assert_eq!(p.block(), 128, "what kernels/warp.cu is for");
             }
             // Slots for 16 warps in kernels/reduce.cuh.
-            Family::Block | Family::Stream => assert!(p.rows_per_block == 1 && p.block() <= 512),
-            Family::CachedCluster | Family::Cluster => {
+            Family::Block => assert!(p.rows_per_block == 1 && p.block() <= 512),
+            Family::Stream => assert!(p.block() <= 256, "what kernels/stream.cu is for"),
+            Family::CachedCluster | Family::Cluster | Family::Gang => {
                 assert_eq!(p.block(), 256, "what kernels/slice.cuh is for")
             }
             // As kernels/tile.cu and tile_stream.cu have it.
@@ -140,8 +153,79 @@ fn clusters_are_of_blocks_that_a_device_has() {
                 "blocks with nothing to do: {cols} {p:?}"
             );
         }
+        Family::Gang | Family::Stream => assert_eq!(p.cluster, 1),
         _ => assert_eq!((p.cluster, p.shared_bytes), (1, 0)),
     });
+}
+
+/// Blocks that wait for each other must run at once; and with half of the room left, beside another such launch.
+#[test]
+fn gangs_run_at_once() {
+    every_plan(|cols, p, device| {
+        let (an_sm, registers) = match (p.kernel.family, p.kernel.op, p.kernel.dtype) {
+            // As kernels/gang.cu and stream.cu bound their registers.
+            (Family::Gang, RowOp::Softmax, FloatType::F64) => (2, 128),
+            (Family::Gang, ..) => (3, 80),
+            (Family::Stream, ..) => (2, 128),
+            _ => return assert_eq!(p.gang, 1, "{cols} {p:?}"),
+        };
+        assert!(an_sm * p.block() * registers <= 65536, "{cols} {p:?}");
+        assert!(an_sm * p.block() <= 1024, "{cols} {p:?}");
+        // 1 KiB is the driver's, of which the limit of a block has none; the static slots are below that.
+        let shared = an_sm * (p.shared_bytes + 2048);
+        assert!(shared <= device.max_shared_bytes + 1024, "{cols} {p:?}");
+        assert!(2 * p.gang <= an_sm * device.multiprocessors, "{cols} {p:?}");
+        // None with nothing to do.
+        assert!(
+            row_vectors(cols, &p) > (p.gang - 1) * p.slice,
+            "{cols} {p:?}"
+        );
+    });
+}
+
+#[test]
+fn gangs_meet_in_zeros_of_their_own() {
+    let softmax = |dtype, cols| plan(RowOp::Softmax, dtype, cols, Access::Aligned, &H200);
+    assert_eq!(softmax(FloatType::F32, 131_072).workspace(100), 0);
+    // A line of the cache, and for each of 128 blocks a word, or two for doubles.
+    let p = softmax(FloatType::F32, 1 << 20);
+    assert_eq!((p.gang, p.workspace(3)), (128, 16 + 3 * 128));
+    assert_eq!(p.grid(3, &H200), Some(3 * 128));
+    assert_eq!(p.grid(1 << 24, &H200), None);
+    let p = softmax(FloatType::F64, 1 << 19);
+    assert_eq!((p.gang, p.workspace(3)), (128, 16 + 3 * 128 * 2));
+}
+
+#[test]
+fn long_rows_are_spread() {
+    let gang = |op, cols, device| {
+        let p = plan(op, FloatType::F32, cols, Access::Aligned, device);
+        (p.kernel.family, p.gang)
+    };
+    for (cols, expected) in [
+        (262_144, (Family::CachedCluster, 1)),
+        (262_145, (Family::Gang, 33)),
+        (524_288, (Family::Gang, 64)),
+        (1 << 21, (Family::Gang, 198)),
+        (1 << 22, (Family::Stream, 132)),
+        (1 << 24, (Family::Stream, 132)),
+    ] {
+        assert_eq!(gang(RowOp::Softmax, cols, &H200), expected, "{cols}");
+    }
+    for (cols, expected) in [
+        (131_072, (Family::CachedCluster, 1)),
+        (262_144, (Family::Gang, 64)),
+        (1 << 20, (Family::Gang, 196)),
+        (1 << 21, (Family::Stream, 132)),
+    ] {
+        let backward = gang(RowOp::SoftmaxBackward, cols, &H200);
+        assert_eq!(backward, expected, "{cols}");
+    }
+    // Without clusters: vocabularies, of f32.
+    assert_eq!(gang(RowOp::Softmax, 50257, &A100), (Family::Gang, 7));
+    assert_eq!(gang(RowOp::Softmax, 128_256, &A100), (Family::Gang, 16));
+    assert_eq!(gang(RowOp::SoftmaxBackward, 50257, &A100).0, Family::Gang);
+    assert_eq!(gang(RowOp::Softmax, 128_256, &T4), (Family::Gang, 26));
 }
 
 #[test]
@@ -154,7 +238,7 @@ fn access_does_not_move_columns_between_threads() {
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
                             let threads = p.threads_per_row * p.turns;
-                            (threads, p.cluster, p.slice)
+                            (threads, p.cluster, p.gang, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
                         // Tiles stand for the families that keep a row in registers, and for those alone.
@@ -178,7 +262,7 @@ fn registers_stay_within_budget() {
     every_plan(|cols, p, _| {
         let vectors = p.kernel.vectors;
         let bytes = match (p.kernel.family, p.kernel.op) {
-            (Family::Stream | Family::Cluster, _) => return,
+            (Family::Stream | Family::Cluster | Family::Gang, _) => return,
             // Values as loaded.
             (Family::CachedCluster, RowOp::Softmax) => {
                 assert!(vectors * 16 <= 64 * 4, "{cols} {p:?}");
@@ -211,6 +295,7 @@ fn few_kernels() {
             "block",
             "cached_cluster",
             "cluster",
+            "gang",
             "stream",
             "tile",
         ] {
@@ -243,8 +328,9 @@ fn table_of_plans() {
         (F32, 131_072, Aligned, "cached_cluster_softmax_f32_aligned_8", 256, 1, 16, 2048),
         (F32, 151_936, Aligned, "cached_cluster_softmax_f32_aligned_12", 256, 1, 16, 2400),
         (F32, 262_144, Aligned, "cached_cluster_softmax_f32_aligned_16", 256, 1, 16, 4096),
-        (F32, 458_752, Aligned, "cluster_softmax_f32_aligned", 256, 1, 16, 7168),
-        (F32, 1 << 20, Aligned, "stream_softmax_f32_aligned_4", 512, 1, 1, 1 << 18),
+        (F32, 458_752, Aligned, "gang_softmax_f32_aligned", 256, 1, 1, 2048),
+        (F32, 1 << 20, Columns, "gang_softmax_f32_strided", 256, 1, 1, 2048),
+        (F32, 1 << 22, Aligned, "stream_softmax_f32_aligned_4", 256, 1, 1, 7968),
         (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
         (F32, 512, Columns, "tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
         (F32, 1000, Columns, "tile_softmax_f32_columns_0x8", 32, 16, 1, 250),
@@ -291,10 +377,11 @@ fn other_devices_get_what_they_have() {
         .kernel
         .family
     };
-    // Two slices on an SM, or a stream.
+    // Registers of one block, or a gang.
     assert_eq!(family(16384, &A100), Family::CachedCluster);
-    assert_eq!(family(32768, &A100), Family::Stream);
-    assert_eq!(family(16384, &T4), Family::Stream);
+    assert_eq!(family(32768, &A100), Family::Gang);
+    assert_eq!(family(16384, &T4), Family::Gang);
+    assert_eq!(family(1 << 22, &T4), Family::Stream);
     assert_eq!(family(131_072, &RTX_5090), Family::CachedCluster);
     let small = DeviceLimits {
         max_threads_per_block: 128,
@@ -323,16 +410,11 @@ fn share_is_of_threads_or_of_a_slice() {
     assert_eq!((turns.turns, turns.share(1, &H200)), (16, 512));
     let long = softmax(131_072);
     assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
-    // In shared memory: in bulk from 17 rows on, when there are more than two blocks an SM.
-    let unaligned = plan(
-        RowOp::Softmax,
-        FloatType::F32,
-        131_072,
-        Access::Unaligned,
-        &H200,
-    );
-    assert_eq!(unaligned.share(16, &H200), 2 * 2048);
-    assert_eq!(unaligned.share(17, &H200), 2 * 2048 + 1);
+    // A gang: in bulk when there are more than two blocks an SM.
+    assert_eq!(softmax(524_288).share(4, &H200), 2 * 2048);
+    assert_eq!(softmax(524_288).share(5, &H200), 2 * 2048 + 1);
+    // Streamed: 7968 vectors, in turns of 32.
+    assert_eq!(softmax(1 << 22).share(1, &H200), 249);
 }
 
 #[test]

@@ -8,11 +8,11 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __shared__ static // one block runs at a time
+#define __shared__ static thread_local // a CPU thread for each block that runs
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define threadIdx (host::current->index)
-#define blockIdx (host::block_index)
+#define blockIdx (host::block->index)
 #define blockDim (host::block_size)
 #define gridDim (host::grid_size)
 
@@ -94,6 +94,7 @@ struct alignas(16) Words {
 };
 
 inline Words settled(Words x) { return x; }
+inline int unknown(int x) { return x; }
 
 template <bool STREAMED> Words load_words(const void *p) {
   host::check_access(p, false);
@@ -107,7 +108,7 @@ template <bool STREAMED> void store_words(void *p, const Words &x) {
   memcpy(p, &x, 16);
 }
 
-inline Words *shared_memory() { return (Words *)host::shared_memory.data(); }
+inline Words *shared_memory() { return (Words *)host::block->shared_memory.data(); }
 
 // Copies to and from shared memory take effect at once.
 inline void copy_words(Words *to, const void *from) { *to = load_words<false>(from); }
@@ -135,5 +136,13 @@ inline void inbox_wait(u64 *) {}
 inline void cluster_started() {}
 inline void cluster_wait_started() {}
 template <class C> void send(Pair<C> *, u64 *, int, Pair<C>) {}
+
+// Gangs: blocks take turns, so that a plain access is whole.
+inline u32 take_ticket(u32 *counter) { return (*counter)++; }
+inline void post(u64 *at, u64 x) { *at = x; }
+inline u64 look(const u64 *at) {
+  if (!*at) host::wait_for_others();
+  return *at;
+}
 
 } // namespace online

@@ -1,29 +1,30 @@
 // How tests/host_kernels/main.rs launches a kernel: the scheduler of threads.h, and one function for all of them.
 #include "rows.cuh"
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 using namespace online;
 
 namespace host {
 
 Fiber *current;
-Dim block_index, block_size, grid_size;
-std::vector<Warp> warps;
+Block *block;
+Dim block_size, grid_size;
 std::vector<Storage> storages;
-std::vector<std::max_align_t> shared_memory;
 bool bulk;
-unsigned barrier_arrived, barrier_complete;
 const char *failure;
 
-static ucontext_t scheduler;
 static const std::function<void()> *body;
 static unsigned launches;
+static constexpr size_t STACK_BYTES = 64 << 10; // of a fiber
 
-void wait_for_others() { swapcontext(&current->context, &scheduler); }
+void wait_for_others() { swapcontext(&current->context, &block->scheduler); }
 
 static void enter() {
   (*body)();
   current->done = true;
-  swapcontext(&current->context, &scheduler);
+  wait_for_others();
 }
 
 // Which thread is the i-th to run: first to last, last to first, or far apart, by launch. A barrier that is missing
@@ -36,60 +37,116 @@ static unsigned place(unsigned i) {
   }
 }
 
-static void run_block(std::vector<Fiber> &fibers) {
-  warps.assign(block_size.x / 32, Warp());
-  barrier_arrived = barrier_complete = 0;
+// Which block is the i-th to start. A GPU does not say; blocks that wait for others must not count on it.
+static unsigned block_place(unsigned i) { return launches % 2 ? grid_size.x - 1 - i : i; }
+
+static void start(Block &b, unsigned index) {
+  b.index.x = index;
+  b.warps.assign(block_size.x / 32, Warp());
+  b.barrier_arrived = b.barrier_complete = 0;
   for (unsigned i = 0; i < block_size.x; ++i) {
-    Fiber &f = fibers[i];
+    Fiber &f = b.fibers[i];
     f.index.x = i;
     f.exchanges = f.barriers = 0;
     f.done = false;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data();
-    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_stack.ss_sp = f.stack.get();
+    f.context.uc_stack.ss_size = STACK_BYTES;
     makecontext(&f.context, enter, 0);
-  }
-  for (unsigned left = block_size.x; left && !failure;) {
-    bool progress = false;
-    for (unsigned i = 0; i < block_size.x; ++i) {
-      Fiber &f = fibers[place(i)];
-      if (f.done || failure) continue;
-      unsigned before = f.exchanges + f.barriers;
-      current = &f;
-      swapcontext(&scheduler, &f.context);
-      left -= f.done;
-      progress |= f.done || f.exchanges + f.barriers != before;
-    }
-    if (!progress && !failure) failure = "lanes or threads wait for others that never come";
   }
 }
 
-const char *run_grid(unsigned grid, unsigned block, const std::function<void()> &kernel) {
+// Runs every thread of the block once, as far as it gets. Returns whether one got anywhere, and counts those that are left.
+static bool run_round(Block &b, unsigned &left) {
+  bool progress = false;
+  for (unsigned i = 0; i < block_size.x; ++i) {
+    Fiber &f = b.fibers[place(i)];
+    if (f.done || failure) continue;
+    unsigned before = f.exchanges + f.barriers;
+    current = &f;
+    swapcontext(&b.scheduler, &f.context);
+    left -= f.done;
+    progress |= f.done || f.exchanges + f.barriers != before;
+  }
+  return progress;
+}
+
+// Whose turn it is of CPU threads that take them one after another, until each has left.
+class Turns {
+public:
+  explicit Turns(unsigned count) : leaves(count) {}
+
+  void wait(unsigned which) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return now == which; });
+  }
+  void pass(bool leave = false) {
+    std::unique_lock<std::mutex> lock(mutex);
+    leaves[now] = leave;
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      now = (now + 1) % leaves.size();
+      if (!leaves[now]) break;
+    }
+    changed.notify_all();
+  }
+
+private:
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<bool> leaves;
+  size_t now = 0;
+};
+
+const char *run_grid(unsigned grid, unsigned threads, unsigned at_once, size_t shared_bytes, const std::function<void()> &kernel) {
   failure = nullptr;
   ++launches;
   body = &kernel;
   grid_size.x = grid;
-  block_size.x = block;
-  std::vector<Fiber> fibers(block);
-  for (Fiber &f : fibers) f.stack.resize(64 << 10);
-  for (block_index.x = 0; block_index.x < grid && !failure; ++block_index.x) run_block(fibers);
+  block_size.x = threads;
+  at_once = at_once < grid ? at_once : grid;
+  Turns turns(at_once);
+  unsigned next = 0, idle = 0; // the next block to start; rounds since one got anywhere
+  auto run_blocks = [&](unsigned slot) {
+    Block b;
+    b.fibers = std::vector<Fiber>(threads);
+    for (Fiber &f : b.fibers) f.stack.reset(new char[STACK_BYTES]); // not touched before it is used
+    b.shared_memory.assign(shared_bytes / sizeof(std::max_align_t) + 1, std::max_align_t());
+    turns.wait(slot);
+    while (next < grid && !failure) {
+      start(b, block_place(next++));
+      for (unsigned left = threads; left && !failure;) {
+        block = &b;
+        idle = run_round(b, left) ? 0 : idle + 1;
+        if (idle > at_once && !failure) failure = "lanes, threads or blocks wait for others that never come";
+        if (at_once == 1) continue;
+        turns.pass();
+        turns.wait(slot);
+      }
+    }
+    turns.pass(true);
+  };
+  std::vector<std::thread> slots;
+  for (unsigned slot = 1; slot < at_once; ++slot) slots.emplace_back(run_blocks, slot);
+  run_blocks(0);
+  for (std::thread &slot : slots) slot.join();
   return failure;
 }
 
 } // namespace host
 
-// `at` and `data`: the operands, the output last; `bytes` of each storage; `share`, the kernel's last argument.
+// `at` and `data`: the operands, the output last; `bytes` of each storage; `share` and `workspace`, the kernel's last arguments;
+// `at_once`: how many blocks run at once.
 extern "C" const char *launch(void *kernel, const Rows *rows, const Operand *at, void **data, const size_t *bytes, int operands,
-                              int share, unsigned grid, unsigned block, size_t shared_bytes, bool bulk) {
+                              int share, u64 *workspace, unsigned grid, unsigned block, unsigned at_once, size_t shared_bytes, bool bulk) {
   host::bulk = bulk;
-  host::shared_memory.assign(shared_bytes / sizeof(std::max_align_t) + 1, std::max_align_t());
   host::storages.clear();
   for (int i = 0; i < operands; ++i) host::storages.push_back({(const char *)data[i], bytes[i], i == operands - 1});
-  return host::run_grid(grid, block, [&] {
+  // A kernel that declares no workspace leaves it where it is.
+  return host::run_grid(grid, block, at_once, shared_bytes, [&] {
     if (operands == 2)
-      ((void (*)(Rows, Operand, Operand, void *, void *, int))kernel)(*rows, at[0], at[1], data[0], data[1], share);
+      ((void (*)(Rows, Operand, Operand, void *, void *, int, u64 *))kernel)(*rows, at[0], at[1], data[0], data[1], share, workspace);
     else
-      ((void (*)(Rows, Operand, Operand, Operand, void *, void *, void *, int))kernel)(*rows, at[0], at[1], at[2], data[0], data[1],
-                                                                                        data[2], share);
+      ((void (*)(Rows, Operand, Operand, Operand, void *, void *, void *, int, u64 *))kernel)(*rows, at[0], at[1], at[2], data[0],
+                                                                                               data[1], data[2], share, workspace);
   });
 }

@@ -11,10 +11,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const LIMITS: DeviceLimits = DeviceLimits {
     max_threads_per_block: 1024,
     max_grid_x: (1 << 31) - 1,
-    // As before sm_90: the scheduler runs one block at a time.
+    // As before sm_90: the scheduler knows of no clusters.
     max_cluster: 1,
-    max_shared_bytes: 256 << 10,
-    multiprocessors: 1,
+    // Small, so that rows of modest length are a gang's, and longer ones are streamed.
+    max_shared_bytes: 100 << 10,
+    multiprocessors: 2,
     dependent_launch: false,
 };
 
@@ -51,8 +52,10 @@ type Launch = unsafe extern "C" fn(
     bytes: *const usize,
     operands: i32,
     share: i32,
+    workspace: *mut u64,
     grid: u32,
     block: u32,
+    at_once: u32,
     shared_bytes: usize,
     bulk: bool,
 ) -> *const c_char;
@@ -159,6 +162,7 @@ fn run<const N: usize>(
     let data: Vec<*mut u8> = (0..N)
         .map(|i| buffers[buffer_of(i)].data.as_mut_ptr().cast())
         .collect();
+    let mut workspace = vec![0u64; plan.workspace(space.rows)];
     // One launch at a time: the library keeps its threads in globals.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,8 +181,11 @@ fn run<const N: usize>(
             bytes.as_ptr(),
             N as i32,
             plan.share(space.rows, &LIMITS) as i32,
+            workspace.as_mut_ptr(),
             plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
             plan.block() as u32,
+            // A gang alone, or with the first blocks of the next row.
+            (plan.gang + plan.gang / 2) as u32,
             plan.shared_bytes,
             // Bulk copies as from sm_90 on, and none as before it.
             space.operands[0].offset.is_multiple_of(2),

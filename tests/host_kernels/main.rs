@@ -23,9 +23,10 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INF: f64 = f64::INFINITY;
 
 /// Both sides of every threshold of the plan, one more and one less.
-const WIDTHS: [usize; 36] = [
+const WIDTHS: [usize; 39] = [
     1, 2, 3, 4, 7, 8, 9, 31, 33, 64, 65, 100, 127, 129, 256, 257, 511, 513, 1000, 1023, 1024, 1025,
-    2049, 4099, 8191, 8192, 8193, 16384, 16385, 20001, 32767, 32768, 32769, 40000, 50257, 70000,
+    2049, 4099, 5000, 8191, 8192, 8193, 10000, 16384, 16385, 20000, 20001, 32767, 32768, 32769,
+    40000, 50257, 70000,
 ];
 const ROWS: usize = 3;
 
@@ -115,13 +116,19 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
             }
         }
     }
-    let families = [Family::Warp, Family::Block, Family::Cluster, Family::Stream];
+    let families = [
+        Family::Warp,
+        Family::Block,
+        Family::Cluster,
+        Family::Gang,
+        Family::Stream,
+    ];
     let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
     let tiles = [Family::Tile, Family::TileStream];
     assert_eq!(
         seen.len(),
-        // And clusters in registers, for aligned rows.
-        (families.len() * accesses.len() + tiles.len() + 1) * DTYPES.len(),
+        // Of the clusters, aligned ones are in registers and the others in shared memory.
+        (families.len() * accesses.len() + tiles.len()) * DTYPES.len(),
         "{seen:?}"
     );
     Ok(())

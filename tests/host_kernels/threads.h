@@ -1,4 +1,6 @@
-// A block of GPU threads on one CPU thread: each is a fiber that runs until it must wait for others.
+// A block of GPU threads on one CPU thread: each is a fiber that runs until it must wait for others. Several blocks
+// run at once where they wait for each other: each on a CPU thread of its own, one after another in turns, so that its
+// __shared__ variables are thread_local ones.
 //
 // Warps exchange values all 32 lanes together, as __shfl_*_sync with a full mask does; if some lanes wait for
 // ever, because others have ended or wait elsewhere, the launch fails and says so.
@@ -6,7 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
-#include <stdexcept>
+#include <memory>
 #include <ucontext.h>
 #include <vector>
 
@@ -18,7 +20,7 @@ struct Dim {
 
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   Dim index;
   unsigned exchanges = 0, barriers = 0; // how many it has entered
   bool done = false;
@@ -30,6 +32,16 @@ struct Warp {
   unsigned arrived = 0, complete = 0; // lanes in the exchange that forms; exchanges that are whole
 };
 
+// A block that runs.
+struct Block {
+  ucontext_t scheduler;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<std::max_align_t> shared_memory;
+  unsigned barrier_arrived, barrier_complete;
+  Dim index;
+};
+
 struct Storage {
   const char *base;
   size_t bytes;
@@ -37,12 +49,10 @@ struct Storage {
 };
 
 extern Fiber *current;
-extern Dim block_index, block_size, grid_size;
-extern std::vector<Warp> warps;
+extern Block *block; // the one whose turn it is
+extern Dim block_size, grid_size;
 extern std::vector<Storage> storages;
-extern std::vector<std::max_align_t> shared_memory;
 extern bool bulk;
-extern unsigned barrier_arrived, barrier_complete;
 extern const char *failure;
 
 void wait_for_others();
@@ -60,7 +70,7 @@ inline int lane() { return current->index.x % 32; }
 
 template <class T> T exchange(T x, int from) {
   static_assert(sizeof(T) <= 8, "");
-  Warp &warp = warps[current->index.x / 32];
+  Warp &warp = block->warps[current->index.x / 32];
   unsigned turn = current->exchanges++;
   memcpy(warp.values[turn % 2][lane()], &x, sizeof x);
   if (++warp.arrived == 32) {
@@ -74,11 +84,11 @@ template <class T> T exchange(T x, int from) {
 
 inline void barrier() {
   unsigned turn = current->barriers++;
-  if (++barrier_arrived == block_size.x) {
-    barrier_arrived = 0;
-    barrier_complete++;
+  if (++block->barrier_arrived == block_size.x) {
+    block->barrier_arrived = 0;
+    block->barrier_complete++;
   }
-  while (barrier_complete <= turn) wait_for_others();
+  while (block->barrier_complete <= turn) wait_for_others();
 }
 
 inline void check_access(const void *p, bool write) {
@@ -89,7 +99,7 @@ inline void check_access(const void *p, bool write) {
   require(false, write ? "a 16-byte store outside the output" : "a 16-byte load outside every storage");
 }
 
-// Null, or what went wrong.
-const char *run_grid(unsigned grid, unsigned block, const std::function<void()> &kernel);
+// Null, or what went wrong. `at_once`: how many blocks run at once.
+const char *run_grid(unsigned grid, unsigned block, unsigned at_once, size_t shared_bytes, const std::function<void()> &kernel);
 
 } // namespace host

@@ -12,7 +12,7 @@ use candle_core::{CustomOp1, DType, Device, Result, Tensor};
 use candle_online_softmax::OnlineSoftmax;
 
 /// Short, middle and long rows, with starts on and off 16 bytes.
-const SHAPES: [(usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize); 12] = [
     (5, 7, 0),
     (33, 64, 0),
     (33, 64, 1),
@@ -22,6 +22,9 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (3, 8192, 0),
     (2, 20001, 5),
     (2, 131_072, 0),
+    (3, 300_001, 1),
+    (3, 524_288, 0),
+    (1, 4_000_001, 0),
 ];
 
 /// A device with a stream of its own, whose tensors carry no events: waiting in a capture on an

@@ -13,9 +13,9 @@ on_devices!(
 );
 
 /// Widths of every kernel family; those of 4097 rows stay short.
-const WIDTHS: [usize; 21] = [
+const WIDTHS: [usize; 22] = [
     1, 2, 3, 7, 16, 31, 32, 33, 64, 127, 129, 500, 1000, 1024, 1031, 2051, 4099, 8200, 20001,
-    70001, 131_072,
+    70001, 131_072, 300_001,
 ];
 
 fn batches(cols: usize) -> &'static [usize] {
@@ -24,6 +24,7 @@ fn batches(cols: usize) -> &'static [usize] {
         1032..=8200 => &[2, 33, 257],
         // Enough blocks on an H200 for the other way to store, of aligned rows.
         131_072 => &[2, 40],
+        300_001 => &[2, 17],
         _ => &[2, 33],
     }
 }

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 on_devices!(
     threads_share_a_device,
     two_devices_take_turns,
+    long_rows_on_two_streams,
     first_call_of_a_thread_is_in_place
 );
 
@@ -78,6 +79,31 @@ fn two_devices_take_turns(device: &Device) -> Result<()> {
                 .apply_op1(OnlineSoftmax)?;
             drop((x, a));
             assert_same_bits(&on_a, &on_b, &format!("{dtype:?}, {cols} columns"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Launches whose blocks wait for each other, on two streams at once: neither keeps from the other the room that it
+/// waits for.
+fn long_rows_on_two_streams(device: &Device) -> Result<()> {
+    let _alone = crate::devices::alone();
+    let with_stream = || match device {
+        Device::Cuda(_) => Device::new_cuda_with_stream(0),
+        other => Ok(other.clone()),
+    };
+    let devices = [with_stream()?, with_stream()?];
+    for cols in [400_000, 900_000, 4_000_000] {
+        let x = normal(1, &[4, cols], DType::F32, &Device::Cpu)?;
+        let copies = [x.to_device(&devices[0])?, x.to_device(&devices[1])?];
+        let mut results = Vec::new();
+        for _ in 0..10 {
+            for x in &copies {
+                results.push(x.apply_op1(OnlineSoftmax)?);
+            }
+        }
+        for y in &results[1..] {
+            assert_same_bits(y, &results[0], &format!("{cols} columns"))?;
         }
     }
     Ok(())
