@@ -134,6 +134,7 @@ impl Gpu {
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
             Family::TileStream => fat_binary::TILE_STREAM,
+            Family::Chunk => fat_binary::CHUNK,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;
         self.modules.insert(family, module.clone());

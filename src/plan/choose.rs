@@ -19,6 +19,18 @@ const WARP_SHAPES: [(usize, usize); 8] = [
 /// Vectors a lane of a strided row: such kernels are compiled once, for the longest.
 const WARP_STRIDED: usize = 4;
 
+/// Threads of a block in the chunk family, a constant of kernels/chunk.cu.
+pub(super) const CHUNK_THREADS: usize = 128;
+/// Bytes of a chunk of each input, about: so many blocks fit an SM that some load while others compute and store,
+/// and each does enough to make up for its beginning.
+const CHUNK_BYTES: usize = 16 << 10;
+/// Likewise backward, of y and g each.
+const CHUNK_BYTES_BACKWARD: usize = 8 << 10;
+/// Chunks a multiprocessor, at least, before they get smaller.
+pub(super) const CHUNKS: usize = 8;
+/// Chunks come in bulk (1) and go back so (2), see kernels/chunk.cu.
+pub(super) const CHUNK_IN_BULK: usize = 1 + 2;
+
 /// Rows of a tile, at least, for short rows, and in the tile stream family: 32 bytes of halves side by side,
 /// 64 of f32. (And two vectors of each row in a warp, where an operand has columns side by side.)
 const TILE_ROWS: usize = 16;
@@ -82,6 +94,10 @@ pub fn plan(
         let apart = plan(op, dtype, cols, Access::Strided, limits);
         return tile_plan(&apart, limits).unwrap_or(apart);
     }
+    if access == Access::Packed {
+        let apart = plan(op, dtype, cols, Access::Unaligned, limits);
+        return chunk_plan(&apart, cols).unwrap_or(apart);
+    }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
     let strided = access == Access::Strided;
     let kernel = |family, lanes, vectors| Kernel {
@@ -97,6 +113,7 @@ pub fn plan(
         threads_per_row,
         turns: 1,
         rows_per_block: 1,
+        passes: 1,
         cluster: 1,
         slice: row_vectors,
         shared_bytes: 0,
@@ -162,6 +179,41 @@ fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
     (plan.block() <= limits.max_threads_per_block).then_some(plan)
 }
 
+/// Chunks of rows one after another that would take `apart`, of the warp family; longer rows have none, nor have
+/// those of whole vectors, which are aligned.
+fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
+    let (dtype, lanes) = (apart.kernel.dtype, apart.threads_per_row);
+    let len = dtype.vector_len();
+    if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) {
+        return None;
+    }
+    let (target, operands) = match apart.kernel.op {
+        RowOp::Softmax => (CHUNK_BYTES, 1),
+        RowOp::SoftmaxBackward => (CHUNK_BYTES_BACKWARD, 2),
+    };
+    let (vectors, rows_per_block) = match cols < len {
+        // A thread takes `len` rows, which are whole vectors.
+        true => (cols, CHUNK_THREADS * len),
+        // So many rows too, that the next chunk begins on 16 bytes; both are powers of two.
+        false => (apart.kernel.vectors, len.max(CHUNK_THREADS / lanes)),
+    };
+    let pass_bytes = rows_per_block * cols * dtype.size();
+    let passes = (target / pass_bytes).max(1);
+    Some(LaunchPlan {
+        kernel: Kernel {
+            family: Family::Chunk,
+            access: Access::Packed,
+            vectors,
+            ..apart.kernel
+        },
+        rows_per_block,
+        passes,
+        // A row's last vector is read to its end.
+        shared_bytes: operands * (passes * pass_bytes + 16),
+        ..*apart
+    })
+}
+
 /// A cluster for rows of `row_vectors`, if their slices fit its blocks.
 fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
     let (target, operands) = match kernel.op {
@@ -188,6 +240,7 @@ fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Op
         threads_per_row: SLICE_THREADS,
         turns: 1,
         rows_per_block: 1,
+        passes: 1,
         cluster,
         slice,
         shared_bytes,

@@ -135,7 +135,7 @@ fn run<const N: usize>(
 ) -> Result<LaunchPlan> {
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
-    let access = Access::of(&space.operands, float);
+    let access = Access::of(&space.operands, space.cols, float);
     let plan = plan(op, float, space.cols, access, &LIMITS);
     let rows = Rows {
         rows: space.rows as i64,

@@ -10,6 +10,7 @@ mod columns;
 #[allow(dead_code)]
 mod compare;
 mod launch;
+mod packed;
 #[path = "../operators/reference.rs"]
 #[allow(dead_code)]
 mod reference;
