@@ -26,7 +26,7 @@ constexpr int CHUNK_THREADS = 128;
 template <class D> struct Chunk : AlignedSlice<D> {
   static constexpr bool SHARED = true; // rows are of pieces that other threads copied
   __device__ __forceinline__ Chunk(typename D::Storage *base, const Rows &rows, const Operand &op, i64 r, int count)
-      : AlignedSlice<D>(base, rows, op, r, 0, count * (int)rows.cols, CHUNK_THREADS) {}
+      : AlignedSlice<D>(base + op.offset + r * rows.cols, count * (int)rows.cols, CHUNK_THREADS) {}
 };
 
 // Which chunk a block has: rows first .. first + count.
@@ -46,8 +46,7 @@ struct Place {
 // Rows of which a group of LANES lanes has each, in N vectors a lane.
 template <class D, int LANES, int N> struct GroupRows {
   static constexpr int GROUPS = CHUNK_THREADS / LANES, IN_WARP = WARP / LANES;
-  // The lanes are the fewest with which the row fits: the first half of each lane's vectors are whole.
-  typedef StagedRow<D, N / 2> Row;
+  typedef StagedRow<D, N> Row;
 
   // Calls body(row, lane, group) for each row of this thread's group, of those at a (and at b).
   template <class Body> static __device__ __forceinline__ void for_rows(int cols, int count, Body body) {
@@ -62,14 +61,14 @@ template <class D, int LANES, int N> struct GroupRows {
   static __device__ __forceinline__ void softmax(Words *x, int cols, int count) {
     Group merge = {LANES};
     for_rows(cols, count, [&](int at, bool odd) {
-      Row row = {(u8 *)x + at, cols, odd};
+      Row row(x, at, cols, odd);
       CachedSoftmax<D>::template row<N>(row, row, threadIdx.x % LANES, LANES, merge);
     });
   }
   static __device__ __forceinline__ void backward(Words *y, Words *g, int cols, int count) {
     Group merge = {LANES};
     for_rows(cols, count, [&](int at, bool odd) {
-      Row ys = {(u8 *)y + at, cols, odd}, gs = {(u8 *)g + at, cols, odd};
+      Row ys(y, at, cols, odd), gs(g, at, cols, odd);
       CachedSoftmaxBackward<D>::template row<N>(ys, gs, ys, threadIdx.x % LANES, LANES, merge);
     });
   }
@@ -113,6 +112,8 @@ template <class D, int COLS> struct ThreadRows {
   }
 };
 
+// No launch bounds but the threads: with 8 blocks an SM asked for, 40 registers of two vectors a lane become 47, and
+// the short rows of 7 halves spill.
 #define SOFTMAX_KERNEL(dtype, D, OwnRows, LANES, N, ...)                                                                         \
   extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) chunk_softmax_##dtype##_packed_##LANES##x##N(SOFTMAX_PARAMETERS(D)) { \
     __shared__ u64 inbox;                                                                                                        \
@@ -137,7 +138,8 @@ template <class D, int COLS> struct ThreadRows {
     Chunk<D>(dx, rows, dx_at, place.first, place.count).send(ys, place.out_bulk);                                                \
   }
 
-// See `WARP_SHAPES` in src/plan/choose.rs; of what a single lane takes, those of each number of columns.
+// See `WARP_SHAPES` and `chunk_plan` in src/plan/choose.rs: no more vectors a lane than the row needs; of what a single
+// lane takes, each number of columns.
 #define GROUP_KERNEL(dtype, D, KERNEL, LANES, N) KERNEL(dtype, D, GroupRows, LANES, N, LANES, N)
 #define THREAD_KERNEL(dtype, D, KERNEL, COLS) KERNEL(dtype, D, ThreadRows, 1, COLS, COLS)
 
@@ -148,6 +150,7 @@ template <class D, int COLS> struct ThreadRows {
   GROUP_KERNEL(dtype, D, KERNEL, 8, 2)                                                                                           \
   GROUP_KERNEL(dtype, D, KERNEL, 16, 2)                                                                                          \
   GROUP_KERNEL(dtype, D, KERNEL, 32, 2)                                                                                          \
+  GROUP_KERNEL(dtype, D, KERNEL, 32, 3)                                                                                          \
   GROUP_KERNEL(dtype, D, KERNEL, 32, 4)
 
 #define F64_TABLE(dtype, D, KERNEL)                                                                                              \

@@ -16,11 +16,15 @@ template <class D, int COLS> struct ShortRows {
   static_assert(COLS < D::LEN, "less than a vector");
 
   static __device__ __forceinline__ void softmax(Words (&x)[COLS]) {
-    // One branch for all rows: in one each, they would wait for each other.
-    bool plain = true;
+    // One branch for all rows: in one each, they would wait for each other. (A base of 0 may be subtracted.)
+    C most = -Limits<C>::infinity(), least = most;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) plain &= Reference<D>(largest_of(x, r)).base == C(0);
-    if (plain)
+    for (int r = 0; r < ROWS; ++r) {
+      C m = largest_of(x, r);
+      most = largest(most, m);
+      least = largest(least, -m);
+    }
+    if (most <= Reference<D>::LARGE && least <= Reference<D>::LARGE)
       softmax_of<false>(x);
     else
       softmax_of<true>(x);

@@ -96,9 +96,9 @@ template <class D> struct AlignedSlice {
   T *row;
   int cols, threads;
 
-  __device__ __forceinline__ AlignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_,
-                                          int threads_ = SLICE_THREADS)
-      : row(base + row_offset(rows, op, r) + first), cols(cols_), threads(threads_) {}
+  __device__ __forceinline__ AlignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_)
+      : AlignedSlice(base + row_offset(rows, op, r) + first, cols_, SLICE_THREADS) {}
+  __device__ __forceinline__ AlignedSlice(T *row_, int cols_, int threads_) : row(row_), cols(cols_), threads(threads_) {}
 
   __device__ __forceinline__ const u8 *start() const { return (const u8 *)row; }
   __device__ __forceinline__ int whole() const { return cols / D::LEN; }
@@ -153,23 +153,24 @@ template <class D> struct UnalignedSlice {
   static constexpr bool SHARED = true, IN_BULK = false;
   u8 *first_piece;
   const u8 *end; // of the storage
-  int cols, shift, threads;
+  int cols, threads;
+  int shift, pieces;
 
   __device__ __forceinline__ UnalignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_,
                                             int threads_ = SLICE_THREADS)
       : first_piece((u8 *)(base + row_offset(rows, op, r) + first)), end((const u8 *)(base + op.len)), cols(cols_), threads(threads_) {
     shift = (int)((u64)first_piece & 15u);
     first_piece -= shift;
+    pieces = cols ? (int)((u32)(cols * SIZE + shift + 15) / 16) : 0;
   }
 
   __device__ __forceinline__ const u8 *start() const { return first_piece; }
-  __device__ __forceinline__ int pieces() const { return cols ? (cols * SIZE + shift + 15) / 16 : 0; }
   // Bytes beside the slice are other columns': readable, and dropped. Past the storage's end they are not.
-  __device__ __forceinline__ int whole() const { return (int)smallest((i64)pieces(), (end - first_piece) / 16); }
+  __device__ __forceinline__ int whole() const { return (int)smallest((i64)pieces, (end - first_piece) >> 4); }
 
   // One piece at most, that of the last columns of the storage.
   __device__ __forceinline__ void rest(Words *cache) const {
-    if (whole() < pieces() && threadIdx.x == 0) cache[whole()] = edge(whole());
+    if (whole() < pieces && threadIdx.x == 0) cache[whole()] = edge(whole());
   }
 
   __device__ __forceinline__ Words vector(const Words *cache, int v) const {
@@ -193,19 +194,27 @@ template <class D> struct UnalignedSlice {
   }
   __device__ __forceinline__ void send(const Words *cache, bool) const {
     block_barrier();
-    put_pieces([&](int c) { return cache[c]; });
+    int first = first_whole(), last = last_whole();
+    for_own(last, [&](int c) {
+      if (c >= first) store_words<false>(first_piece + vector_offset(c), cache[c]);
+    }, threads);
+    // The first piece and the one after the last whole one, an element a thread; a block has threads for both.
+    if (threadIdx.x < 2 * D::LEN) {
+      int c = threadIdx.x < D::LEN ? 0 : last, i = threadIdx.x % D::LEN, to = column(c) + i;
+      if (to >= 0 && to < cols) ((T *)(first_piece + shift))[to] = ((const T *)cache)[c * D::LEN + i];
+    }
   }
 
 private:
   // The columns of piece c of a slice with another shift. Bytes of pieces that are not there are of no column.
   __device__ __forceinline__ Words beside(const Words *cache, int c, int other_shift) const {
-    int by = shift - other_shift, low = by < 0 ? c - 1 : c, last = pieces() - 1;
+    int by = shift - other_shift, low = by < 0 ? c - 1 : c, last = pieces - 1;
     return funnel<SIZE>(cache[low < 0 ? 0 : low], cache[low < last ? low + 1 : last], by & 15);
   }
 
   // Pieces that are whole of the slice.
   __device__ __forceinline__ int first_whole() const { return shift ? 1 : 0; }
-  __device__ __forceinline__ int last_whole() const { return (cols * SIZE + shift) / 16; }
+  __device__ __forceinline__ int last_whole() const { return (int)((u32)(cols * SIZE + shift) / 16); }
 
   template <class Piece> __device__ __forceinline__ void put_pieces(Piece piece) const {
     int first = first_whole(), last = last_whole();
@@ -213,7 +222,7 @@ private:
       if (c >= first) store_words<false>(first_piece + vector_offset(c), piece(c));
     }, threads);
     if (threadIdx.x == 0 && first && cols) store_edge(0, piece(0));
-    if ((int)threadIdx.x == threads - 1 && last >= first && last < pieces()) store_edge(last, piece(last));
+    if (threadIdx.x == WARP && last >= first && last < pieces) store_edge(last, piece(last));
   }
 
   __device__ __forceinline__ int column(int c) const { return c * D::LEN - shift / SIZE; } // the first of piece c

@@ -79,29 +79,48 @@ template <class D> __device__ __forceinline__ Words kept(Words x, int left, type
   return x;
 }
 
-// The first WHOLE vectors of each thread are whole.
-template <class D, int WHOLE> struct StagedRow {
+// A row of which each thread has N vectors, and N no more than it takes: all but a thread's last are whole.
+template <class D, int N> struct StagedRow {
   typedef typename D::Storage T;
   static constexpr int SIZE = (int)sizeof(T);
   u8 *row;
   int cols;
   bool odd; // begins inside a word
 
-  template <int N> __device__ __forceinline__ void load(Words (&x)[N], int v, int step, T fill) const {
+  __device__ __forceinline__ StagedRow(void *memory, int shift, int cols_)
+      : StagedRow(memory, shift, cols_, SIZE == 2 && (shift & 2)) {}
+  __device__ __forceinline__ StagedRow(void *memory, int shift, int cols_, bool odd_) : row((u8 *)memory + shift), cols(cols_), odd(odd_) {}
+
+  __device__ __forceinline__ void load(Words (&x)[N], int v, int step, T fill) const {
+    if (odd)
+      load_all<true>(x, v, step, fill);
+    else
+      load_all<false>(x, v, step, fill);
+  }
+
+  template <class Near> __device__ __forceinline__ void store(const Words (&x)[N], int v, int step, Near &) const {
+    if (odd)
+      store_all<true>(x, v, step);
+    else
+      store_all<false>(x, v, step);
+  }
+
+private:
+  template <bool ODD> __device__ __forceinline__ void load_all(Words (&x)[N], int v, int step, T fill) const {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      int at = v + k * step, left = k < WHOLE ? D::LEN : cols - at * D::LEN;
+      int at = v + k * step, left = k < N - 1 ? D::LEN : cols - at * D::LEN;
       x[k] = Elements<D, int>::filled(fill);
-      if (left > 0) x[k] = Staged<SIZE>::load(row + vector_offset(at), odd);
-      if (k >= WHOLE) x[k] = kept<D>(x[k], left, fill);
+      if (left > 0) x[k] = Staged<SIZE>::load(row + vector_offset(at), ODD);
+      if (k == N - 1) x[k] = kept<D>(x[k], left, fill);
     }
   }
 
-  template <int N, class Near> __device__ __forceinline__ void store(const Words (&x)[N], int v, int step, Near &) const {
+  template <bool ODD> __device__ __forceinline__ void store_all(const Words (&x)[N], int v, int step) const {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       int at = v + k * step;
-      Staged<SIZE>::store(row + vector_offset(at), odd, x[k], k < WHOLE ? D::LEN : cols - at * D::LEN);
+      Staged<SIZE>::store(row + vector_offset(at), ODD, x[k], k < N - 1 ? D::LEN : cols - at * D::LEN);
     }
   }
 };

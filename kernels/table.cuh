@@ -6,7 +6,7 @@
 //   rows            sizes of the row space
 //   *_at            where each operand's rows lie
 //   x, y / y, g, dx storage of each operand; the output last
-//   share           threads that share one row (see `share` in src/plan.rs for the cluster family)
+//   share           threads that share one row (see `share` in src/plan.rs for the cluster and chunk families)
 #pragma once
 
 #define SOFTMAX_PARAMETERS(D)                                                                                                    \

@@ -79,6 +79,14 @@ impl RowOp {
             Self::SoftmaxBackward => "softmax_backward",
         }
     }
+
+    /// Operands that are read.
+    pub(crate) fn inputs(self) -> usize {
+        match self {
+            Self::Softmax => 1,
+            Self::SoftmaxBackward => 2,
+        }
+    }
 }
 
 /// How rows lie in memory, worst operand first.

@@ -101,7 +101,8 @@ impl Gpu {
         context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
-        if kernel.family == Family::Cluster {
+        // Others ask for no more than any kernel may.
+        if matches!(kernel.family, Family::Cluster | Family::Block) {
             use CUfunction_attribute as Attribute;
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -111,7 +112,7 @@ impl Gpu {
                 Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 self.limits.max_shared_bytes as i32 - own,
             )?;
-            if self.limits.max_cluster > 8 {
+            if kernel.family == Family::Cluster && self.limits.max_cluster > 8 {
                 allow(
                     Attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
                     1,

@@ -133,7 +133,16 @@ pub fn plan(
     for (vectors, most_threads) in block_shapes(op, dtype, limits) {
         let threads = row_vectors.div_ceil(vectors).next_multiple_of(32);
         if threads <= most_threads.min(limits.max_threads_per_block) {
-            return one_block(kernel(Family::Block, 0, vectors), threads);
+            if access != Access::Unaligned {
+                return one_block(kernel(Family::Block, 0, vectors), threads);
+            }
+            // They pass through shared memory, where they begin and end inside of a vector; there are kernels for
+            // no more vectors than it takes.
+            let vectors = row_vectors.div_ceil(threads);
+            return LaunchPlan {
+                shared_bytes: 16 * (row_vectors + 1) * op.inputs(),
+                ..one_block(kernel(Family::Block, 0, vectors), threads)
+            };
         }
     }
 
@@ -187,15 +196,15 @@ fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
     if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) {
         return None;
     }
-    let (target, operands) = match apart.kernel.op {
-        RowOp::Softmax => (CHUNK_BYTES, 1),
-        RowOp::SoftmaxBackward => (CHUNK_BYTES_BACKWARD, 2),
+    let target = match apart.kernel.op {
+        RowOp::Softmax => CHUNK_BYTES,
+        RowOp::SoftmaxBackward => CHUNK_BYTES_BACKWARD,
     };
     let (vectors, rows_per_block) = match cols < len {
         // A thread takes `len` rows, which are whole vectors.
         true => (cols, CHUNK_THREADS * len),
         // So many rows too, that the next chunk begins on 16 bytes; both are powers of two.
-        false => (apart.kernel.vectors, len.max(CHUNK_THREADS / lanes)),
+        false => (apart.slice.div_ceil(lanes), len.max(CHUNK_THREADS / lanes)),
     };
     let pass_bytes = rows_per_block * cols * dtype.size();
     let passes = (target / pass_bytes).max(1);
@@ -209,16 +218,16 @@ fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
         rows_per_block,
         passes,
         // A row's last vector is read to its end.
-        shared_bytes: operands * (passes * pass_bytes + 16),
+        shared_bytes: apart.kernel.op.inputs() * (passes * pass_bytes + 16),
         ..*apart
     })
 }
 
 /// A cluster for rows of `row_vectors`, if their slices fit its blocks.
 fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
-    let (target, operands) = match kernel.op {
-        RowOp::Softmax => (SLICE, 1),
-        RowOp::SoftmaxBackward => (SLICE_BACKWARD, 2),
+    let target = match kernel.op {
+        RowOp::Softmax => SLICE,
+        RowOp::SoftmaxBackward => SLICE_BACKWARD,
     };
     let cluster = row_vectors
         .div_ceil(target)
@@ -226,7 +235,7 @@ fn cluster_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Op
         .min(limits.max_cluster);
     // Whole warps of vectors; and a piece more, since an unaligned slice begins and ends inside of one.
     let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
-    let shared_bytes = (slice + 1).checked_mul(16 * operands)?;
+    let shared_bytes = (slice + 1).checked_mul(16 * kernel.op.inputs())?;
     let room = limits.max_shared_bytes.saturating_sub(RESERVED_BYTES);
     // One block that fills an SM waits for its copies, then computes, then stores, and nothing else runs. And 16
     // of them need as many multiprocessors in one GPC, which not every part of a GPU has.

@@ -179,8 +179,9 @@ fn run<const N: usize>(
             plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
             plan.block() as u32,
             plan.shared_bytes,
-            // Bulk copies as from sm_90 on, and none as before it.
-            space.operands[0].offset.is_multiple_of(2),
+            // Bulk copies as from sm_90 on, and none as before it: of packed rows, whose offsets are whole
+            // vectors, too.
+            (space.operands[0].offset + space.operands[0].offset / 8).is_multiple_of(2),
         )
     };
     if !failure.is_null() {
