@@ -1,4 +1,5 @@
-// One row's memory, in vectors of 16 bytes: the three `Access` of src/plan.rs.
+// One row's memory, in vectors of 16 bytes: aligned, unaligned or strided (see `Access` in src/plan.rs; packed rows and
+// the block family's unaligned ones are in staged.cuh).
 //
 //   load(x, v, step, fill)   N vectors to registers: v, v + step, ..; `fill` stands where the row has ended
 //   store(x, v, step, near)  the same back; all threads that share the row call it (`near`: how they reach
@@ -191,7 +192,6 @@ template <class D, class I> struct UnalignedRow {
 
   template <int N, class Near> __device__ __forceinline__ void store(const Words (&x)[N], I v, int step, Near &near) const {
     int split = shift / SIZE; // elements of v - 1 in the chunk of v
-    near.meet(x);
     Words rest = x[0], rest_below = x[0];
     I rest_at = -1;
 #pragma unroll

@@ -12,14 +12,17 @@
 
 namespace online {
 
+// Of a vector's elements, or of its first LEN: as if zeros stood for the others.
 template <class C, int LEN> __device__ __forceinline__ C tree_sum(const C (&x)[LEN]) {
+  static_assert(LEN <= 8, "no vector has more");
   C t[LEN];
 #pragma unroll
   for (int i = 0; i < LEN; ++i) t[i] = x[i];
 #pragma unroll
-  for (int step = LEN / 2; step > 0; step /= 2) {
+  for (int step = 4; step > 0; step /= 2) {
 #pragma unroll
-    for (int i = 0; i < step; ++i) t[i] = add(t[i], t[i + step]);
+    for (int i = 0; i < step; ++i)
+      if (i + step < LEN) t[i] = add(t[i], t[i + step]);
   }
   return t[0];
 }
@@ -46,13 +49,13 @@ template <class D> struct CachedSoftmax {
     y.store(raw, thread, threads, merge);
   }
 
-  // Their sum.
-  template <int N> static __device__ __forceinline__ C exponentials(C (&e)[N][D::LEN], const Words (&x)[N], const Reference<D> &at) {
-    return at.base == C(0) ? sum<N, false>(x, e, at) : sum<N, true>(x, e, at);
+  // Their sum. Of each vector's first LEN elements, as for all that follow.
+  template <int N, int LEN> static __device__ __forceinline__ C exponentials(C (&e)[N][LEN], const Words (&x)[N], const Reference<D> &at) {
+    return at.base == C(0) ? sum<false>(x, e, at) : sum<true>(x, e, at);
   }
 
   // out = e * weight / TOP.
-  template <int N> static __device__ __forceinline__ void scaled(Words (&out)[N], C (&e)[N][D::LEN], C weight) {
+  template <int N, int LEN> static __device__ __forceinline__ void scaled(Words (&out)[N], C (&e)[N][LEN], C weight) {
     // A share far below the row's maximum: exponential and weight may each fit where weight / TOP does not.
     constexpr C UNIT = C(1) / Reference<D>::TOP;
     if (UNIT < C(1) && weight < SMALL) {
@@ -64,28 +67,29 @@ template <class D> struct CachedSoftmax {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) D::set(out[k], i, e[k][i]);
+      for (int i = 0; i < LEN; ++i) D::set(out[k], i, e[k][i]);
     }
   }
 
-private:
-  template <int N, bool SHIFT>
-  static __device__ __forceinline__ C sum(const Words (&x)[N], C (&e)[N][D::LEN], const Reference<D> &at) {
+  // Exponentials and their sum; without SHIFT for a reference that has no base.
+  template <bool SHIFT, int N, int LEN>
+  static __device__ __forceinline__ C sum(const Words (&x)[N], C (&e)[N][LEN], const Reference<D> &at) {
     C d = C(0);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[k][i] = exponential<D, SHIFT>(x[k], i, at);
+      for (int i = 0; i < LEN; ++i) e[k][i] = exponential<D, SHIFT>(x[k], i, at);
       d = add(d, tree_sum(e[k]));
     }
     return d;
   }
 
-  template <int N> static __device__ __forceinline__ void scale_all(C (&e)[N][D::LEN], C factor) {
+private:
+  template <int N, int LEN> static __device__ __forceinline__ void scale_all(C (&e)[N][LEN], C factor) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
 #pragma unroll
-      for (int i = 0; i < D::LEN; ++i) e[k][i] = mul(e[k][i], factor);
+      for (int i = 0; i < LEN; ++i) e[k][i] = mul(e[k][i], factor);
     }
   }
 };
@@ -108,17 +112,18 @@ template <class D> struct CachedSoftmaxBackward {
     dx.store(ys, thread, threads, merge);
   }
 
-  static __device__ __forceinline__ C product_sum(const Words &y, const Words &g) {
-    C p[D::LEN];
+  // Of the first LEN elements of two vectors.
+  template <int LEN = D::LEN> static __device__ __forceinline__ C product_sum(const Words &y, const Words &g) {
+    C p[LEN];
 #pragma unroll
-    for (int i = 0; i < D::LEN; ++i) p[i] = mul(D::get(y, i), D::get(g, i));
+    for (int i = 0; i < LEN; ++i) p[i] = mul(D::get(y, i), D::get(g, i));
     return tree_sum(p);
   }
 
-  static __device__ __forceinline__ Words gradient(const Words &y, const Words &g, C s) {
-    Words out;
+  template <int LEN = D::LEN> static __device__ __forceinline__ Words gradient(const Words &y, const Words &g, C s) {
+    Words out = {{0, 0, 0, 0}};
 #pragma unroll
-    for (int i = 0; i < D::LEN; ++i) D::set(out, i, mul(D::get(y, i), add(D::get(g, i), -s)));
+    for (int i = 0; i < LEN; ++i) D::set(out, i, mul(D::get(y, i), add(D::get(g, i), -s)));
     return out;
   }
 };

@@ -46,6 +46,7 @@ struct F32 {
   static __device__ __forceinline__ void set(Words &x, int i, float v) { x.w[i] = float_bits(v); }
   static __device__ __forceinline__ u32 raw(const Words &x, int i) { return x.w[i]; }
   static __device__ __forceinline__ void set_raw(Words &x, int i, u32 v) { x.w[i] = v; }
+  static __device__ __forceinline__ void push_raw(Words &x, int i, u32 v) { x.w[i] = v; }
   static __device__ __forceinline__ u32 lowest() { return 0xff800000u; }
   static __device__ __forceinline__ u32 word_max(u32 a, u32 b) { return float_bits(largest(bits_float(a), bits_float(b))); }
 };
@@ -62,6 +63,7 @@ struct F64 {
     x.w[2 * i] = (u32)v;
     x.w[2 * i + 1] = (u32)(v >> 32);
   }
+  static __device__ __forceinline__ void push_raw(Words &x, int i, u64 v) { set_raw(x, i, v); }
   static __device__ __forceinline__ u64 lowest() { return 0xfff0000000000000ull; }
 };
 

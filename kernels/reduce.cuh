@@ -17,7 +17,6 @@
 // Neighbours: how a thread reaches the vector below each of its own, x[k], in a store of unaligned rows.
 // Vector v of a row is vector v / threads of thread v % threads.
 //
-//   meet(x)          all threads, before the first below(x, k)
 //   below(x, k)      the vector below x[k]; all lanes of the warp
 //   has_below(k)     or not: there is none, or it is out of reach
 //   has_above()      whether the vectors above this thread's, too, reach theirs
@@ -74,7 +73,6 @@ __device__ __forceinline__ Words rotate_up(const Words &x, int width) {
 
 // A warp that knows of no other.
 struct Alone {
-  template <int N> __device__ __forceinline__ void meet(const Words (&)[N]) {}
   template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const { return rotate_up(x[k], WARP); }
   __device__ __forceinline__ bool has_below(int) const { return threadIdx.x % WARP > 0; }
   __device__ __forceinline__ bool has_above() const { return threadIdx.x % WARP < WARP - 1; }
@@ -83,7 +81,6 @@ struct Alone {
 struct Group {
   int lanes;
 
-  template <int N> __device__ __forceinline__ void meet(const Words (&)[N]) {}
   template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const {
     // To the lane above its own vector; the last lane to the first what that has below its next one.
     bool turn_before = k > 0 && threadIdx.x % (u32)lanes == (u32)lanes - 1;
@@ -111,32 +108,7 @@ template <class C> struct Slots {
   C d[MAX_WARPS];
 };
 
-// The neighbours in a block: the last lane of each warp leaves its vectors in shared memory, for the first of
-// the next.
-struct BlockNeighbours {
-  const Words *edges;
-
-  template <int N> __device__ __forceinline__ void meet(const Words (&x)[N]) {
-    __shared__ Words left[N * MAX_WARPS];
-    edges = left;
-    if (threadIdx.x % WARP == WARP - 1) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) left[k * (blockDim.x / WARP) + threadIdx.x / WARP] = x[k];
-    }
-    block_barrier();
-  }
-  template <int N> __device__ __forceinline__ Words below(const Words (&x)[N], int k) const {
-    Words y = rotate_up(x[k], WARP);
-    // The warp below, or the last one a turn before.
-    int at = k * (int)(blockDim.x / WARP) + (int)(threadIdx.x / WARP) - 1;
-    if (threadIdx.x % WARP == 0 && at >= 0) y = edges[at];
-    return y;
-  }
-  __device__ __forceinline__ bool has_below(int k) const { return k > 0 || threadIdx.x > 0; }
-  __device__ __forceinline__ bool has_above() const { return true; }
-};
-
-template <class C> struct Block : BlockNeighbours {
+template <class C> struct Block {
   Slots<C> &slots;
 
   __device__ __forceinline__ explicit Block(Slots<C> &s) : slots(s) {}

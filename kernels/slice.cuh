@@ -1,5 +1,5 @@
 // A block's slice of a row, in shared memory: `cols` columns in vectors, as in access.cuh, of which thread t of the
-// block owns t, t + SLICE_THREADS, ..
+// block owns t, t + threads, ..
 //
 //   vector(cache, v)        vector v of it, with what stands beside the row where it is cut
 //   put(make, x, cache, in_bulk)
@@ -7,6 +7,7 @@
 //                           of slice x; perhaps by way of the cache
 //   put(make, x, cache, z, another)
 //                           the same of two, at once
+//   send(cache, in_bulk)    writes the cache as it is, once all threads have written to it
 //
 // and for bring(), which fills the caches:
 //
@@ -23,7 +24,8 @@
 
 namespace online {
 
-// A constant, so that what a thread has in flight differs by immediate offsets only.
+// Threads of a block of the cluster family. A constant, so that what a thread has in flight differs by immediate
+// offsets only.
 constexpr int SLICE_THREADS = 256;
 
 // Calls body(row, first column, columns) for this block's slice of `slice` vectors, of the row that `merge` merges.
@@ -34,24 +36,24 @@ __device__ __forceinline__ void for_slice(const Merge &merge, const Rows &rows, 
 }
 
 // Calls body(v) for this thread's of `count` vectors.
-template <class Body> __device__ __forceinline__ void for_own(int count, Body body) {
+template <class Body> __device__ __forceinline__ void for_own(int count, Body body, int threads = SLICE_THREADS) {
   int v = threadIdx.x;
 #pragma unroll 1
-  for (; v + 3 * SLICE_THREADS < count; v += 4 * SLICE_THREADS) {
+  for (; v + 3 * threads < count; v += 4 * threads) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) body(v + k * SLICE_THREADS);
+    for (int k = 0; k < 4; ++k) body(v + k * threads);
   }
 #pragma unroll 1
-  for (; v < count; v += SLICE_THREADS) body(v);
+  for (; v < count; v += threads) body(v);
 }
 
 // Whether the last vector of `cols` columns, which they do not fill, is this thread's: its last then.
-template <class D> __device__ __forceinline__ bool owns_cut(int cols) {
-  return cols % D::LEN && cols / D::LEN % SLICE_THREADS == (int)threadIdx.x;
+template <class D> __device__ __forceinline__ bool owns_cut(int cols, int threads = SLICE_THREADS) {
+  return cols % D::LEN && cols / D::LEN % (u32)threads == threadIdx.x;
 }
 
 template <class Slice> __device__ __forceinline__ void copy(const Slice &x, Words *cache) {
-  for_own(x.whole(), [&](int c) { copy_words(cache + c, x.start() + vector_offset(c)); });
+  for_own(x.whole(), [&](int c) { copy_words(cache + c, x.start() + vector_offset(c)); }, x.threads);
   x.rest(cache);
 }
 
@@ -61,8 +63,8 @@ template <class Slice> __device__ __forceinline__ void copies_settled() {
 }
 
 // Fills the cache with the slice, or two with two; all threads.
-template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Words *cache, u64 *inbox) {
-  if (!(BULK && Slice::IN_BULK)) {
+template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Words *cache, u64 *inbox, bool in_bulk = true) {
+  if (!(BULK && Slice::IN_BULK && in_bulk)) {
     copy(x, cache);
     return copies_settled<Slice>();
   }
@@ -80,22 +82,36 @@ template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Wor
   copy(z, another);
   copies_settled<Slice>();
 }
+template <class Slice>
+__device__ __forceinline__ void bring(const Slice &x, Words *cache, const Slice &z, Words *another, u64 *inbox, bool in_bulk) {
+  if (!(BULK && Slice::IN_BULK && in_bulk)) return bring(x, cache, z, another);
+  if (threadIdx.x == 0) {
+    inbox_open(inbox, 16 * (x.whole() + z.whole()));
+    if (x.whole()) bulk_load(cache, x.start(), x.whole(), inbox);
+    if (z.whole()) bulk_load(another, z.start(), z.whole(), inbox);
+  }
+  x.rest(cache);
+  z.rest(another);
+  block_barrier(); // the inbox is open
+  inbox_wait(inbox);
+}
 
 // Columns side by side, the row on a 16-byte boundary.
 template <class D> struct AlignedSlice {
   typedef typename D::Storage T;
   static constexpr bool SHARED = false, IN_BULK = true;
   T *row;
-  int cols;
+  int cols, threads;
 
   __device__ __forceinline__ AlignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_)
-      : row(base + row_offset(rows, op, r) + first), cols(cols_) {}
+      : AlignedSlice(base + row_offset(rows, op, r) + first, cols_, SLICE_THREADS) {}
+  __device__ __forceinline__ AlignedSlice(T *row_, int cols_, int threads_) : row(row_), cols(cols_), threads(threads_) {}
 
   __device__ __forceinline__ const u8 *start() const { return (const u8 *)row; }
   __device__ __forceinline__ int whole() const { return cols / D::LEN; }
 
   __device__ __forceinline__ void rest(Words *cache) const {
-    if (owns_cut<D>(cols)) cache[whole()] = Elements<D, int>::load(row, 1, whole(), cols, 0);
+    if (owns_cut<D>(cols, threads)) cache[whole()] = Elements<D, int>::load(row, 1, whole(), cols, 0);
   }
 
   __device__ __forceinline__ Words vector(const Words *cache, int v) const { return cache[v]; }
@@ -103,24 +119,36 @@ template <class D> struct AlignedSlice {
   template <class Make>
   __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache, bool in_bulk) const {
     if (!(BULK && in_bulk)) return put_vectors([&](int v) { return make(cache[v]); });
-    for_own(whole(), [&](int v) { cache[v] = make(cache[v]); });
+    for_own(whole(), [&](int v) { cache[v] = make(cache[v]); }, threads);
     put_cut([&](int v) { return make(cache[v]); });
-    bulk_fence();
-    block_barrier();
-    if (threadIdx.x == 0 && whole()) bulk_store(row, cache, whole());
+    store_bulk(cache);
   }
   template <class Make>
   __device__ __forceinline__ void put(Make make, const AlignedSlice &, const Words *cache, const AlignedSlice &, const Words *another) const {
     put_vectors([&](int v) { return make(cache[v], another[v]); });
   }
+  __device__ __forceinline__ void send(const Words *cache, bool in_bulk) const {
+    auto same = [&](int v) { return cache[v]; };
+    if (BULK && in_bulk) {
+      store_bulk(cache);
+      return put_cut(same);
+    }
+    block_barrier();
+    put_vectors(same);
+  }
 
 private:
+  __device__ __forceinline__ void store_bulk(const Words *cache) const {
+    bulk_fence();
+    block_barrier();
+    if (threadIdx.x == 0 && whole()) bulk_store(row, cache, whole());
+  }
   template <class Vector> __device__ __forceinline__ void put_vectors(Vector vector) const {
-    for_own(whole(), [&](int v) { store_words<D::STREAMED>((u8 *)row + vector_offset(v), vector(v)); });
+    for_own(whole(), [&](int v) { store_words<D::STREAMED>((u8 *)row + vector_offset(v), vector(v)); }, threads);
     put_cut(vector);
   }
   template <class Vector> __device__ __forceinline__ void put_cut(Vector vector) const {
-    if (owns_cut<D>(cols)) Elements<D, int>::store(row, 1, whole(), cols, vector(whole()), 0, D::LEN);
+    if (owns_cut<D>(cols, threads)) Elements<D, int>::store(row, 1, whole(), cols, vector(whole()), 0, D::LEN);
   }
 };
 
@@ -132,22 +160,24 @@ template <class D> struct UnalignedSlice {
   static constexpr bool SHARED = true, IN_BULK = false;
   u8 *first_piece;
   const u8 *end; // of the storage
-  int cols, shift;
+  int cols, threads;
+  int shift, pieces;
 
-  __device__ __forceinline__ UnalignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_)
-      : first_piece((u8 *)(base + row_offset(rows, op, r) + first)), end((const u8 *)(base + op.len)), cols(cols_) {
+  __device__ __forceinline__ UnalignedSlice(T *base, const Rows &rows, const Operand &op, i64 r, i64 first, int cols_,
+                                            int threads_ = SLICE_THREADS)
+      : first_piece((u8 *)(base + row_offset(rows, op, r) + first)), end((const u8 *)(base + op.len)), cols(cols_), threads(threads_) {
     shift = (int)((u64)first_piece & 15u);
     first_piece -= shift;
+    pieces = cols ? (int)((u32)(cols * SIZE + shift + 15) / 16) : 0;
   }
 
   __device__ __forceinline__ const u8 *start() const { return first_piece; }
-  __device__ __forceinline__ int pieces() const { return cols ? (cols * SIZE + shift + 15) / 16 : 0; }
   // Bytes beside the slice are other columns': readable, and dropped. Past the storage's end they are not.
-  __device__ __forceinline__ int whole() const { return (int)smallest((i64)pieces(), (end - first_piece) / 16); }
+  __device__ __forceinline__ int whole() const { return (int)smallest((i64)pieces, (end - first_piece) >> 4); }
 
   // One piece at most, that of the last columns of the storage.
   __device__ __forceinline__ void rest(Words *cache) const {
-    if (whole() < pieces() && threadIdx.x == 0) cache[whole()] = edge(whole());
+    if (whole() < pieces && threadIdx.x == 0) cache[whole()] = edge(whole());
   }
 
   __device__ __forceinline__ Words vector(const Words *cache, int v) const {
@@ -169,25 +199,37 @@ template <class D> struct UnalignedSlice {
     else
       put_pieces([&](int c) { return make(x.beside(cache, c, shift), z.beside(another, c, shift)); });
   }
+  __device__ __forceinline__ void send(const Words *cache, bool) const {
+    block_barrier();
+    int first = first_whole(), last = last_whole();
+    for_own(last, [&](int c) {
+      if (c >= first) store_words<false>(first_piece + vector_offset(c), cache[c]);
+    }, threads);
+    // The first piece and the one after the last whole one, an element a thread; a block has threads for both.
+    if (threadIdx.x < 2 * D::LEN) {
+      int c = threadIdx.x < D::LEN ? 0 : last, i = threadIdx.x % D::LEN, to = column(c) + i;
+      if (to >= 0 && to < cols) ((T *)(first_piece + shift))[to] = ((const T *)cache)[c * D::LEN + i];
+    }
+  }
 
 private:
   // The columns of piece c of a slice with another shift. Bytes of pieces that are not there are of no column.
   __device__ __forceinline__ Words beside(const Words *cache, int c, int other_shift) const {
-    int by = shift - other_shift, low = by < 0 ? c - 1 : c, last = pieces() - 1;
+    int by = shift - other_shift, low = by < 0 ? c - 1 : c, last = pieces - 1;
     return funnel<SIZE>(cache[low < 0 ? 0 : low], cache[low < last ? low + 1 : last], by & 15);
   }
 
   // Pieces that are whole of the slice.
   __device__ __forceinline__ int first_whole() const { return shift ? 1 : 0; }
-  __device__ __forceinline__ int last_whole() const { return (cols * SIZE + shift) / 16; }
+  __device__ __forceinline__ int last_whole() const { return (int)((u32)(cols * SIZE + shift) / 16); }
 
   template <class Piece> __device__ __forceinline__ void put_pieces(Piece piece) const {
     int first = first_whole(), last = last_whole();
     for_own(last, [&](int c) {
       if (c >= first) store_words<false>(first_piece + vector_offset(c), piece(c));
-    });
+    }, threads);
     if (threadIdx.x == 0 && first && cols) store_edge(0, piece(0));
-    if (threadIdx.x == WARP && last >= first && last < pieces()) store_edge(last, piece(last));
+    if (threadIdx.x == WARP && last >= first && last < pieces) store_edge(last, piece(last));
   }
 
   __device__ __forceinline__ int column(int c) const { return c * D::LEN - shift / SIZE; } // the first of piece c
@@ -210,6 +252,7 @@ private:
 template <class D> struct StridedSlice {
   typedef typename D::Storage T;
   static constexpr bool SHARED = false, IN_BULK = false;
+  static constexpr int threads = SLICE_THREADS;
   T *row;
   int cols;
   i64 stride;

@@ -21,6 +21,7 @@ template <> struct Limits<double> {
 //   .exp(x)           exp(x + base) relative to it, for x <= m - base; 0 for -inf
 //   .factor(there)    takes sums that were made relative to `there`, of a maximum no larger, to this one
 //   ::TOP             about exp(m) relative to it, a power of two
+//   ::LARGE           up to it, and down to -LARGE, a maximum has no base
 //
 // Where NaN hides: with m infinite, x - m is inf - inf. An empty share (-inf), a share of nothing but
 // -inf, and a +inf are all taken relative to 0 instead. NaN is never m (max drops it); it stays in d.
@@ -29,7 +30,7 @@ template <> struct Limits<double> {
 // logarithm (and a constant). Not to e^m: x - m would round, and m log2(e) too; but a power of two is one factor
 // for the row, gone from e^x / d.
 template <class Exp> struct PowerReference {
-  static constexpr float TOP = Exp::TOP;
+  static constexpr float TOP = Exp::TOP, LARGE = Exp::LARGE;
   float m, base, origin;
 
   explicit __device__ __forceinline__ PowerReference(float m_) : m(m_) {
@@ -81,7 +82,7 @@ struct ExpOfF32 {
 
 // f64: relative to e^m; half an ulp of 512 in the difference, 5.7e-14, where the result is not yet 0.
 struct DoubleReference {
-  static constexpr double base = 0.0, TOP = 1.0;
+  static constexpr double base = 0.0, TOP = 1.0, LARGE = 1.0e300; // nothing needs a base
   double m, at;
 
   explicit __device__ __forceinline__ DoubleReference(double m_) : m(m_) {

@@ -6,7 +6,7 @@
 //   rows            sizes of the row space
 //   *_at            where each operand's rows lie
 //   x, y / y, g, dx storage of each operand; the output last
-//   share           threads that share one row (see `share` in src/plan.rs for rows that blocks share)
+//   share           threads that share one row (see `share` in src/plan.rs for slices and chunks)
 //   workspace       of the families gang and stream only: zeros, as many as `workspace` in src/plan.rs says (see gang.cuh)
 #pragma once
 

@@ -13,6 +13,7 @@ use crate::rows::Operand;
 use candle_core::DType;
 
 pub use choose::plan;
+use choose::{CHUNKS, CHUNK_IN_BULK, CHUNK_THREADS};
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,6 +79,14 @@ impl RowOp {
             Self::SoftmaxBackward => "softmax_backward",
         }
     }
+
+    /// Operands that are read.
+    pub(crate) fn inputs(self) -> usize {
+        match self {
+            Self::Softmax => 1,
+            Self::SoftmaxBackward => 2,
+        }
+    }
 }
 
 /// How rows lie in memory, worst operand first.
@@ -87,6 +96,9 @@ pub enum Access {
     Aligned,
     /// Columns side by side, rows start anywhere: 16-byte accesses put together from two aligned ones.
     Unaligned,
+    /// The same, of rows one after another with nothing between them, the first on a 16-byte boundary: many short
+    /// ones are copied at once. Longer ones are as [`Access::Unaligned`].
+    Packed,
     /// Columns apart: one element an access.
     Strided,
     /// Columns apart and rows side by side, in an operand at least: one element an access, neighbouring
@@ -99,8 +111,9 @@ pub enum Access {
 const COLUMNS_APART: usize = 4;
 
 impl Access {
-    /// The fastest access that every operand allows, in storages that start on 16 bytes.
-    pub fn of(operands: &[Operand], dtype: FloatType) -> Self {
+    /// The fastest access that every operand allows, for rows of `cols` columns in storages that start on 16
+    /// bytes.
+    pub fn of(operands: &[Operand], cols: usize, dtype: FloatType) -> Self {
         let side_by_side = |o: &Operand| {
             o.col_stride >= COLUMNS_APART && o.row_strides.last().is_some_and(|&stride| stride == 1)
         };
@@ -110,6 +123,8 @@ impl Access {
             Self::Strided
         } else if operands.iter().all(|o| o.is_vector_aligned(dtype.size())) {
             Self::Aligned
+        } else if operands.iter().all(|o| o.is_packed(cols, dtype.size())) {
+            Self::Packed
         } else {
             Self::Unaligned
         }
@@ -120,6 +135,7 @@ impl Access {
         match self {
             Self::Aligned => "aligned",
             Self::Unaligned => "unaligned",
+            Self::Packed => "packed",
             Self::Strided => "strided",
             Self::Columns => "columns",
         }
@@ -146,6 +162,9 @@ pub enum Family {
     Tile,
     /// The same for more threads than a block has: 32 a row play them in turns, and read it twice.
     TileStream,
+    /// A block a chunk of rows one after another, in shared memory. Each row has the threads that it has in
+    /// [`Family::Warp`], and their bits.
+    Chunk,
 }
 
 impl Family {
@@ -160,6 +179,7 @@ impl Family {
             Self::Stream => "stream",
             Self::Tile => "tile",
             Self::TileStream => "tile_stream",
+            Self::Chunk => "chunk",
         }
     }
 }
@@ -195,7 +215,8 @@ pub struct Kernel {
     /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
     pub lanes: usize,
     /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
-    /// reads before it uses the first; for [`Family::Cluster`] and [`Family::Gang`], which are for any number, 0.
+    /// reads before it uses the first; for [`Family::Cluster`] and [`Family::Gang`], which are for any number, 0. For
+    /// [`Family::Chunk`] with one lane a row those of as many rows as a vector has elements: the columns.
     pub vectors: usize,
 }
 
@@ -205,7 +226,9 @@ impl Kernel {
         let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
-            Family::Warp | Family::Tile => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Warp | Family::Tile | Family::Chunk => {
+                format!("{name}_{}x{}", self.lanes, self.vectors)
+            }
             Family::Block | Family::CachedCluster | Family::Stream | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
@@ -226,6 +249,8 @@ pub struct LaunchPlan {
     pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
+    /// Times that a block does so, at most: one unless it is a [`Family::Chunk`].
+    pub passes: usize,
     /// Blocks of a cluster that share one row.
     pub cluster: usize,
     /// Blocks that share one row without being a cluster.
@@ -239,19 +264,31 @@ pub struct LaunchPlan {
 impl LaunchPlan {
     /// Threads of a block.
     pub fn block(&self) -> usize {
-        self.threads_per_row * self.rows_per_block
+        match self.kernel.family {
+            Family::Chunk => CHUNK_THREADS,
+            _ => self.threads_per_row * self.rows_per_block,
+        }
     }
 
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
-        (rows.div_ceil(self.rows_per_block))
+        let rows_of_block = self.rows_per_block * self.passes_of(rows, limits);
+        (rows.div_ceil(rows_of_block))
             .checked_mul(self.cluster * self.gang)
             .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; and of slices
-    /// of a gang twice that, and one more if results go back in bulk. That moves no bits, so it may look at the rows:
-    /// with fewer than two blocks an SM the way back is something to wait for (a cluster then, 1x128256 bf16: 5.2 us,
+    /// Times that a block takes rows: fewer for so few that large chunks would leave multiprocessors idle.
+    /// That moves no bits.
+    fn passes_of(&self, rows: usize, limits: &DeviceLimits) -> usize {
+        let spread = rows.div_ceil(self.rows_per_block * CHUNKS * limits.multiprocessors);
+        spread.clamp(1, self.passes)
+    }
+
+    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32. Of chunks
+    /// four times their rows, and one more to load them in bulk, two more to store them so; of a gang's slices twice
+    /// their vectors, and one more to store them in bulk. That moves no bits, so it may look at the rows: with
+    /// fewer than two blocks an SM the way back is something to wait for (a cluster then, 1x128256 bf16: 5.2 us,
     /// 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
@@ -261,11 +298,12 @@ impl LaunchPlan {
                 2 * self.slice + usize::from(blocks > 2 * limits.multiprocessors)
             }
             Family::Stream => self.slice / 32,
+            Family::Chunk => 4 * self.rows_per_block * self.passes_of(rows, limits) + CHUNK_IN_BULK,
             _ => self.threads_per_row * self.turns,
         }
     }
 
-    /// Words of 8 bytes, zeros, in which the gangs of `rows` rows meet (kernels/gang.cu): a line of the cache for
+    /// Words of 8 bytes, zeros, in which the gangs of `rows` rows meet (kernels/gang.cuh): a line of the cache for
     /// tickets, and two numbers a block.
     pub fn workspace(&self, rows: usize) -> usize {
         let words = match self.kernel.dtype {

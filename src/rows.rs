@@ -45,6 +45,17 @@ impl Operand {
         let aligned = |elements: usize| (elements * elem_size).is_multiple_of(16);
         self.col_stride == 1 && aligned(self.offset) && self.row_strides.iter().all(|&s| aligned(s))
     }
+
+    /// Rows of `cols` elements of `elem_size` bytes, one after another with nothing between them, the first on a
+    /// 16-byte boundary of the storage.
+    pub fn is_packed(&self, cols: usize, elem_size: usize) -> bool {
+        let one_after_another = match self.row_strides[..] {
+            [] => true,
+            [stride] => stride == cols,
+            _ => false,
+        };
+        self.col_stride == 1 && one_after_another && (self.offset * elem_size).is_multiple_of(16)
+    }
 }
 
 /// The rows of an op over `N` operands of the same shape.

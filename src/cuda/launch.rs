@@ -206,8 +206,8 @@ impl<const N: usize> Call<N> {
         let bases_aligned = operands
             .iter()
             .all(|(pointer, _)| pointer.is_multiple_of(16));
-        match Access::of(&self.space.operands, self.float) {
-            Access::Aligned if !bases_aligned => Access::Unaligned,
+        match Access::of(&self.space.operands, self.space.cols, self.float) {
+            Access::Aligned | Access::Packed if !bases_aligned => Access::Unaligned,
             access => access,
         }
     }

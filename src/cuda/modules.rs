@@ -112,9 +112,10 @@ impl Gpu {
                 1,
             )?;
         }
+        // Others ask for no more than any kernel may.
         if matches!(
             kernel.family,
-            Family::Cluster | Family::Gang | Family::Stream
+            Family::Block | Family::Cluster | Family::Gang | Family::Stream
         ) {
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -149,6 +150,7 @@ impl Gpu {
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
             Family::TileStream => fat_binary::TILE_STREAM,
+            Family::Chunk => fat_binary::CHUNK,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;
         self.modules.insert(family, module.clone());

@@ -19,6 +19,18 @@ const WARP_SHAPES: [(usize, usize); 8] = [
 /// Vectors a lane of a strided row: such kernels are compiled once, for the longest.
 const WARP_STRIDED: usize = 4;
 
+/// Threads of a block in the chunk family, a constant of kernels/chunk.cu.
+pub(super) const CHUNK_THREADS: usize = 128;
+/// Bytes of a chunk of each input, about: so many blocks fit an SM that some load while others compute and store,
+/// and each does enough to make up for its beginning.
+const CHUNK_BYTES: usize = 16 << 10;
+/// Likewise backward, of y and g each.
+const CHUNK_BYTES_BACKWARD: usize = 8 << 10;
+/// Chunks a multiprocessor, at least, before they get smaller.
+pub(super) const CHUNKS: usize = 8;
+/// Chunks come in bulk (1) and go back so (2), see kernels/chunk.cu.
+pub(super) const CHUNK_IN_BULK: usize = 1 + 2;
+
 /// Rows of a tile, at least, for short rows, and in the tile stream family: 32 bytes of halves side by side,
 /// 64 of f32. (And two vectors of each row in a warp, where an operand has columns side by side.)
 const TILE_ROWS: usize = 16;
@@ -106,6 +118,10 @@ pub fn plan(
         let apart = plan(op, dtype, cols, Access::Strided, limits);
         return tile_plan(&apart, limits).unwrap_or(apart);
     }
+    if access == Access::Packed {
+        let apart = plan(op, dtype, cols, Access::Unaligned, limits);
+        return chunk_plan(&apart, cols).unwrap_or(apart);
+    }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
     let strided = access == Access::Strided;
     let kernel = |family, lanes, vectors| Kernel {
@@ -121,6 +137,7 @@ pub fn plan(
         threads_per_row,
         turns: 1,
         rows_per_block: 1,
+        passes: 1,
         cluster: 1,
         gang: 1,
         slice: row_vectors,
@@ -141,7 +158,16 @@ pub fn plan(
     for (vectors, most_threads) in block_shapes(op, dtype, limits) {
         let threads = row_vectors.div_ceil(vectors).next_multiple_of(32);
         if threads <= most_threads.min(limits.max_threads_per_block) {
-            return one_block(kernel(Family::Block, 0, vectors), threads);
+            if access != Access::Unaligned {
+                return one_block(kernel(Family::Block, 0, vectors), threads);
+            }
+            // They pass through shared memory, where they begin and end inside of a vector; there are kernels for
+            // no more vectors than it takes.
+            let vectors = row_vectors.div_ceil(threads);
+            return LaunchPlan {
+                shared_bytes: 16 * (row_vectors + 1) * op.inputs(),
+                ..one_block(kernel(Family::Block, 0, vectors), threads)
+            };
         }
     }
 
@@ -189,12 +215,39 @@ fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
     (plan.block() <= limits.max_threads_per_block).then_some(plan)
 }
 
-/// Inputs of `op`, which a block keeps a slice of each.
-fn inputs(op: RowOp) -> usize {
-    match op {
-        RowOp::Softmax => 1,
-        RowOp::SoftmaxBackward => 2,
+/// Chunks of rows one after another that would take `apart`, of the warp family; longer rows have none, nor have
+/// those of whole vectors, which are aligned.
+fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
+    let (dtype, lanes) = (apart.kernel.dtype, apart.threads_per_row);
+    let len = dtype.vector_len();
+    if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) {
+        return None;
     }
+    let target = match apart.kernel.op {
+        RowOp::Softmax => CHUNK_BYTES,
+        RowOp::SoftmaxBackward => CHUNK_BYTES_BACKWARD,
+    };
+    let (vectors, rows_per_block) = match cols < len {
+        // A thread takes `len` rows, which are whole vectors.
+        true => (cols, CHUNK_THREADS * len),
+        // So many rows too, that the next chunk begins on 16 bytes; both are powers of two.
+        false => (apart.slice.div_ceil(lanes), len.max(CHUNK_THREADS / lanes)),
+    };
+    let pass_bytes = rows_per_block * cols * dtype.size();
+    let passes = (target / pass_bytes).max(1);
+    Some(LaunchPlan {
+        kernel: Kernel {
+            family: Family::Chunk,
+            access: Access::Packed,
+            vectors,
+            ..apart.kernel
+        },
+        rows_per_block,
+        passes,
+        // A row's last vector is read to its end.
+        shared_bytes: apart.kernel.op.inputs() * (passes * pass_bytes + 16),
+        ..*apart
+    })
 }
 
 /// The plan of slices in shared memory, `slice` vectors of each input for each of `cluster` blocks or of `gang`, if
@@ -207,13 +260,14 @@ fn slices(
     limits: &DeviceLimits,
 ) -> Option<LaunchPlan> {
     // A piece more, since an unaligned slice begins and ends inside of one.
-    let shared_bytes = (slice + 1).checked_mul(16 * inputs(kernel.op))?;
+    let shared_bytes = (slice + 1).checked_mul(16 * kernel.op.inputs())?;
     let fits = shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block;
     fits.then_some(LaunchPlan {
         kernel,
         threads_per_row: SLICE_THREADS,
         turns: 1,
         rows_per_block: 1,
+        passes: 1,
         cluster,
         gang,
         slice,
@@ -245,7 +299,7 @@ fn cluster_plan(
     let cluster = blocks(&kernel, row_vectors, whole)?.min(limits.max_cluster);
     // Whole warps of vectors.
     let slice = row_vectors.div_ceil(cluster).next_multiple_of(32);
-    let most = CLUSTER_MOST / inputs(kernel.op);
+    let most = CLUSTER_MOST / kernel.op.inputs();
     if slice > most {
         return None;
     }
@@ -269,7 +323,7 @@ fn gang_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Optio
     };
     let room = ((limits.max_shared_bytes + 1024) / resident).saturating_sub(RESERVED_BYTES);
     let most = limits.multiprocessors * resident / 2;
-    let inputs = inputs(kernel.op);
+    let inputs = kernel.op.inputs();
     // Whole warps of vectors, beside the piece more.
     let target = (GANG_SLICE / inputs).min((room / (16 * inputs)).saturating_sub(1) / 32 * 32);
     if target == 0 {
@@ -301,6 +355,7 @@ fn stream_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Lau
         threads_per_row: limits.max_threads_per_block.min(STREAM_BLOCK),
         turns: 1,
         rows_per_block: 1,
+        passes: 1,
         cluster: 1,
         gang: row_vectors.div_ceil(slice),
         slice,

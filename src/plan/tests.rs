@@ -30,9 +30,10 @@ const TYPES: [FloatType; 4] = [
     FloatType::F32,
     FloatType::F64,
 ];
-const ACCESSES: [Access; 4] = [
+const ACCESSES: [Access; 5] = [
     Access::Aligned,
     Access::Unaligned,
+    Access::Packed,
     Access::Strided,
     Access::Columns,
 ];
@@ -75,11 +76,18 @@ fn rows_fit_where_they_are_kept() {
                 assert!(
                     vectors <= p.threads_per_row * p.turns * p.kernel.vectors,
                     "{cols} {p:?}"
-                )
+                );
+                let staged =
+                    p.kernel.family == Family::Block && p.kernel.access == Access::Unaligned;
+                let pieces = if staged { vectors + 1 } else { 0 };
+                assert_eq!(p.shared_bytes, 16 * pieces * p.kernel.op.inputs());
+                // All but a thread's last vector are whole: kernels/staged.cuh builds on it.
+                let whole = cols / p.kernel.dtype.vector_len();
+                assert!(!staged || p.threads_per_row * (p.kernel.vectors - 1) <= whole);
             }
             Family::Cluster => {
                 assert!(vectors <= p.cluster * p.slice, "{cols} {p:?}");
-                let operands = if p.kernel.op == RowOp::Softmax { 1 } else { 2 };
+                let operands = p.kernel.op.inputs();
                 assert_eq!(
                     p.shared_bytes,
                     (p.slice + 1) * 16 * operands,
@@ -98,6 +106,24 @@ fn rows_fit_where_they_are_kept() {
             Family::Stream => {
                 assert!(vectors > 1536, "{cols} {p:?}");
                 assert!(vectors <= p.gang * p.slice, "{cols} {p:?}");
+            }
+            Family::Chunk => {
+                let (len, rows) = (p.kernel.dtype.vector_len(), p.rows_per_block * p.passes);
+                match cols < len {
+                    true => assert_eq!((p.kernel.lanes, p.kernel.vectors), (1, cols)),
+                    // All but a lane's last vector are whole: kernels/staged.cuh builds on it.
+                    false => assert!(
+                        vectors <= p.kernel.lanes * p.kernel.vectors
+                            && cols / len >= p.kernel.lanes * (p.kernel.vectors - 1),
+                        "{cols} {p:?}"
+                    ),
+                }
+                let bytes = rows * cols * p.kernel.dtype.size();
+                assert!(bytes.is_multiple_of(16), "the next chunk: {cols} {p:?}");
+                let operands = p.kernel.op.inputs();
+                assert_eq!(p.shared_bytes, operands * (bytes + 16), "{cols} {p:?}");
+                // Without a word to the driver.
+                assert!(p.shared_bytes <= 48 << 10, "{cols} {p:?}");
             }
         }
         assert!(
@@ -138,6 +164,11 @@ fn blocks_are_whole_warps_within_the_limit() {
                 assert_eq!((p.threads_per_row, p.rows_per_block), (32, 16));
                 assert!(p.turns <= 16, "{cols} {p:?}");
             }
+            Family::Chunk => {
+                assert_eq!(p.block(), 128, "what kernels/chunk.cu is for");
+                let rows_of_thread = p.rows_per_block * p.threads_per_row / 128;
+                assert!(rows_of_thread.is_power_of_two() && rows_of_thread <= 8);
+            }
         }
     });
 }
@@ -153,8 +184,7 @@ fn clusters_are_of_blocks_that_a_device_has() {
                 "blocks with nothing to do: {cols} {p:?}"
             );
         }
-        Family::Gang | Family::Stream => assert_eq!(p.cluster, 1),
-        _ => assert_eq!((p.cluster, p.shared_bytes), (1, 0)),
+        _ => assert_eq!(p.cluster, 1),
     });
 }
 
@@ -241,8 +271,9 @@ fn access_does_not_move_columns_between_threads() {
                             (threads, p.cluster, p.gang, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
-                        // Tiles stand for the families that keep a row in registers, and for those alone.
+                        // Tiles and chunks stand for the families that keep a row in registers alone.
                         let family = match p.kernel.family {
+                            Family::Chunk => Family::Warp,
                             Family::Tile if p.kernel.lanes > 0 => Family::Warp,
                             Family::Tile | Family::TileStream => Family::Block,
                             // In registers or in shared memory.
@@ -272,6 +303,8 @@ fn registers_stay_within_budget() {
                 assert!(2 * vectors * 16 <= 64 * 4, "{cols} {p:?}");
                 return;
             }
+            // As loaded, and one row after another computed: the gate knows the rest.
+            (Family::Chunk, _) if p.kernel.lanes == 1 => vectors * 16,
             // Forward: values in the compute type.
             (_, RowOp::Softmax) => {
                 vectors * p.kernel.dtype.vector_len() * p.kernel.dtype.size().max(4)
@@ -298,6 +331,7 @@ fn few_kernels() {
             "gang",
             "stream",
             "tile",
+            "chunk",
         ] {
             let count = (names.iter())
                 .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
@@ -314,6 +348,13 @@ fn table_of_plans() {
     #[rustfmt::skip]
     let cases = [
         (F32, 1, Unaligned, "warp_softmax_f32_unaligned_1x1", 1, 128, 1, 1),
+        (F32, 1, Packed, "chunk_softmax_f32_packed_1x1", 1, 512, 1, 1),
+        (F32, 3, Packed, "chunk_softmax_f32_packed_1x3", 1, 512, 1, 1),
+        (F32, 5, Packed, "chunk_softmax_f32_packed_2x1", 2, 64, 1, 2),
+        (F32, 511, Packed, "chunk_softmax_f32_packed_32x4", 32, 4, 1, 128),
+        (F32, 513, Packed, "block_softmax_f32_unaligned_5", 32, 1, 1, 129),
+        (BF16, 7, Packed, "chunk_softmax_bf16_packed_1x7", 1, 1024, 1, 1),
+        (BF16, 1001, Packed, "chunk_softmax_bf16_packed_32x4", 32, 8, 1, 126),
         (F32, 64, Aligned, "warp_softmax_f32_aligned_8x2", 8, 16, 1, 16),
         (F32, 128, Aligned, "warp_softmax_f32_aligned_16x2", 16, 8, 1, 32),
         (F32, 128, Strided, "warp_softmax_f32_strided_0x4", 16, 8, 1, 32),
@@ -418,6 +459,20 @@ fn share_is_of_threads_or_of_a_slice() {
 }
 
 #[test]
+fn chunks_are_large_where_rows_are_many() {
+    // A pass of 16 rows of 33 columns is 2112 bytes.
+    let p = plan(RowOp::Softmax, FloatType::F32, 33, Access::Packed, &H200);
+    let rows_of_chunk = |rows| (p.share(rows, &H200) / 4, p.grid(rows, &H200));
+    assert_eq!(p.kernel.name(), "chunk_softmax_f32_packed_8x2");
+    assert_eq!((p.rows_per_block, p.passes), (16, 7));
+    assert_eq!(rows_of_chunk(1), (16, Some(1)));
+    assert_eq!(rows_of_chunk(16 * 132 * 8), (16, Some(132 * 8)));
+    assert_eq!(rows_of_chunk(16 * 132 * 8 + 1), (32, Some(132 * 4 + 1)));
+    assert_eq!(rows_of_chunk(1 << 20), (112, Some(9363)));
+    assert_eq!(p.grid(usize::MAX, &H200), None);
+}
+
+#[test]
 fn grids_cover_every_row_or_are_none() {
     let p = plan(RowOp::Softmax, FloatType::F32, 64, Access::Aligned, &H200);
     assert_eq!(p.grid(1, &H200), Some(1));
@@ -442,7 +497,7 @@ fn columns_are_for_rows_side_by_side() {
         let x = Layout::new(Shape::from(dims), strides.to_vec(), 0);
         let y = Layout::contiguous(dims);
         let space = RowSpace::new("op", [&x, &y], 1).expect("a row space");
-        Access::of(&space.operands, FloatType::F32)
+        Access::of(&space.operands, space.cols, FloatType::F32)
     };
     assert_eq!(
         access(&[64, 1000, 256], &[256_000, 256, 1]),
@@ -458,6 +513,23 @@ fn columns_are_for_rows_side_by_side() {
     assert_eq!(access(&[8, 100], &[200, 2]), Access::Strided);
     assert_eq!(access(&[1, 100], &[1, 16]), Access::Strided);
     assert_eq!(access(&[8, 100], &[1, 1]), Access::Unaligned);
+}
+
+#[test]
+fn packed_rows_have_nothing_between_them() {
+    use crate::rows::RowSpace;
+    use candle_core::{Layout, Shape};
+    let access = |stride: usize, offset: usize, dtype| {
+        let x = Layout::new(Shape::from((9, 5)), vec![stride, 1], offset);
+        let y = Layout::contiguous((9, 5));
+        let space = RowSpace::new("op", [&x, &y], 1).expect("a row space");
+        Access::of(&space.operands, space.cols, dtype)
+    };
+    assert_eq!(access(5, 0, FloatType::F32), Access::Packed);
+    assert_eq!(access(5, 4, FloatType::F32), Access::Packed);
+    assert_eq!(access(5, 4, FloatType::BF16), Access::Unaligned);
+    assert_eq!(access(6, 0, FloatType::F32), Access::Unaligned);
+    assert_eq!(access(5, 1, FloatType::F32), Access::Unaligned);
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn run<const N: usize>(
 ) -> Result<LaunchPlan> {
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
-    let access = Access::of(&space.operands, float);
+    let access = Access::of(&space.operands, space.cols, float);
     let plan = plan(op, float, space.cols, access, &LIMITS);
     let rows = Rows {
         rows: space.rows as i64,
@@ -187,8 +187,9 @@ fn run<const N: usize>(
             // A gang alone, or with the first blocks of the next row.
             (plan.gang + plan.gang / 2) as u32,
             plan.shared_bytes,
-            // Bulk copies as from sm_90 on, and none as before it.
-            space.operands[0].offset.is_multiple_of(2),
+            // Bulk copies as from sm_90 on, and none as before it: of packed rows, whose offsets are whole
+            // vectors, too.
+            (space.operands[0].offset + space.operands[0].offset / 8).is_multiple_of(2),
         )
     };
     if !failure.is_null() {

@@ -10,6 +10,7 @@ mod columns;
 #[allow(dead_code)]
 mod compare;
 mod launch;
+mod packed;
 #[path = "../operators/reference.rs"]
 #[allow(dead_code)]
 mod reference;
@@ -23,10 +24,10 @@ const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INF: f64 = f64::INFINITY;
 
 /// Both sides of every threshold of the plan, one more and one less.
-const WIDTHS: [usize; 39] = [
-    1, 2, 3, 4, 7, 8, 9, 31, 33, 64, 65, 100, 127, 129, 256, 257, 511, 513, 1000, 1023, 1024, 1025,
-    2049, 4099, 5000, 8191, 8192, 8193, 10000, 16384, 16385, 20000, 20001, 32767, 32768, 32769,
-    40000, 50257, 70000,
+const WIDTHS: [usize; 40] = [
+    1, 2, 3, 4, 7, 8, 9, 31, 33, 64, 65, 100, 127, 129, 256, 257, 511, 513, 800, 1000, 1023, 1024,
+    1025, 2049, 4099, 5000, 8191, 8192, 8193, 10000, 16384, 16385, 20000, 20001, 32767, 32768,
+    32769, 40000, 50257, 70000,
 ];
 const ROWS: usize = 3;
 
@@ -124,11 +125,11 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
         Family::Stream,
     ];
     let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
-    let tiles = [Family::Tile, Family::TileStream];
+    let others = [Family::Tile, Family::TileStream, Family::Chunk]; // of one access each
     assert_eq!(
         seen.len(),
         // Of the clusters, aligned ones are in registers and the others in shared memory.
-        (families.len() * accesses.len() + tiles.len()) * DTYPES.len(),
+        (families.len() * accesses.len() + others.len()) * DTYPES.len(),
         "{seen:?}"
     );
     Ok(())
