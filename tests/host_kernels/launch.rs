@@ -8,7 +8,7 @@ use libloading::{Library, Symbol};
 use std::ffi::{c_char, c_void, CStr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-const LIMITS: DeviceLimits = DeviceLimits {
+pub const LIMITS: DeviceLimits = DeviceLimits {
     max_threads_per_block: 1024,
     max_grid_x: (1 << 31) - 1,
     // As before sm_90: the scheduler knows of no clusters.
@@ -83,6 +83,17 @@ pub fn on_host(
     output: Output,
     what: &str,
 ) -> Result<Option<(Tensor, LaunchPlan)>> {
+    on_device(&LIMITS, op, inputs, output, what)
+}
+
+/// The same, planned for a device of other limits.
+pub fn on_device(
+    limits: &DeviceLimits,
+    op: RowOp,
+    inputs: &[(&Tensor, &Layout)],
+    output: Output,
+    what: &str,
+) -> Result<Option<(Tensor, LaunchPlan)>> {
     let Some(library) = library() else {
         return Ok(None);
     };
@@ -105,8 +116,8 @@ pub fn on_host(
     }
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::bytes).collect();
     let plan = match layouts[..] {
-        [x, y] => run(library, op, dtype, [x, y], &mut buffers, what)?,
-        [y, g, dx] => run(library, op, dtype, [y, g, dx], &mut buffers, what)?,
+        [x, y] => run(library, limits, op, dtype, [x, y], &mut buffers, what)?,
+        [y, g, dx] => run(library, limits, op, dtype, [y, g, dx], &mut buffers, what)?,
         _ => unreachable!("one input or two"),
     };
     let (out, out_at) = (
@@ -131,6 +142,7 @@ pub fn on_host(
 
 fn run<const N: usize>(
     library: &Library,
+    limits: &DeviceLimits,
     op: RowOp,
     dtype: DType,
     layouts: [&Layout; N],
@@ -140,7 +152,7 @@ fn run<const N: usize>(
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
     let access = Access::of(&space.operands, space.cols, float);
-    let plan = plan(op, float, space.cols, access, &LIMITS);
+    let plan = plan(op, float, space.cols, access, limits);
     let rows = Rows {
         rows: space.rows as i64,
         cols: space.cols as i64,
@@ -180,9 +192,9 @@ fn run<const N: usize>(
             data.as_ptr(),
             bytes.as_ptr(),
             N as i32,
-            plan.share(space.rows, &LIMITS) as i32,
+            plan.share(space.rows, limits) as i32,
             workspace.as_mut_ptr(),
-            plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
+            plan.grid(space.rows, limits).expect("a grid") as u32,
             plan.block() as u32,
             // A gang alone, or with the first blocks of the next row.
             (plan.gang + plan.gang / 2) as u32,

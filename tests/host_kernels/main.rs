@@ -16,9 +16,9 @@ mod packed;
 mod reference;
 
 use candle_core::{DType, Device, Layout, Result, Shape, Tensor};
-use candle_online_softmax::plan::{Access, Family, RowOp};
+use candle_online_softmax::plan::{Access, DeviceLimits, Family, RowOp};
 use compare::{assert_gradient, assert_same_bits, assert_softmax, values};
-use launch::{on_host, Output};
+use launch::{on_device, on_host, Output, LIMITS};
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INF: f64 = f64::INFINITY;
@@ -232,6 +232,47 @@ fn shares_far_apart() -> Result<()> {
                     assert_softmax(&y, &reference::softmax(&x, cols), cols, &what)?;
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Gangs of more blocks than a warp looks for at a time, on many multiprocessors with little memory.
+#[test]
+fn large_gangs() -> Result<()> {
+    let limits = DeviceLimits {
+        max_shared_bytes: 12 << 10,
+        multiprocessors: 200,
+        ..LIMITS
+    };
+    for (op, dtype, slice) in [
+        (RowOp::Softmax, DType::F32, 128),
+        (RowOp::Softmax, DType::F64, 256),
+        (RowOp::SoftmaxBackward, DType::F32, 64),
+        (RowOp::SoftmaxBackward, DType::F64, 64),
+    ] {
+        let cols = 133 * slice * 16 / dtype.size_in_bytes() - 5;
+        let numbers = |seed| rounded(&numbers(cols, seed)[..cols], dtype);
+        let tensor =
+            |values: &[f64]| Tensor::from_slice(values, cols, &Device::Cpu)?.to_dtype(dtype);
+        let (x, g) = (numbers(3)?, numbers(4)?);
+        let y = reference::softmax(&x, cols);
+        let rounded_y = rounded(&y, dtype)?;
+        let layout = Layout::contiguous((1, cols));
+        let inputs = match op {
+            RowOp::Softmax => vec![tensor(&x)?],
+            RowOp::SoftmaxBackward => vec![tensor(&y)?, tensor(&g)?],
+        };
+        let inputs: Vec<_> = inputs.iter().map(|t| (t, &layout)).collect();
+        let what = format!("{op:?}, {dtype:?}, {cols} columns");
+        let Some((got, plan)) = on_device(&limits, op, &inputs, Output::New, &what)? else {
+            return Ok(());
+        };
+        let shape = (plan.kernel.family, plan.gang, plan.slice);
+        assert_eq!(shape, (Family::Gang, 133, slice), "{what}");
+        match op {
+            RowOp::Softmax => assert_softmax(&got, &y, cols, &what)?,
+            RowOp::SoftmaxBackward => assert_gradient(&got, &rounded_y, &g, cols, &what)?,
         }
     }
     Ok(())
