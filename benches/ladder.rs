@@ -44,7 +44,7 @@ fn main() -> std::process::ExitCode {
 mod ladder {
     use super::args::{list, paths, Shape};
     use super::reference::softmax_row;
-    use super::replay::{Gpu, Replay};
+    use super::replay::{Edges, Gpu, Replay};
     use super::steps::check::{check_rows, check_step};
     use super::steps::table::{Figure, Table};
     use super::steps::{Grid, Kernels, STEPS};
@@ -113,8 +113,10 @@ mod ladder {
         }
         let mut wrong = 0;
         let mut peer = |name: &str, slack: f64, launch: &dyn Fn(&Tensor) -> Result<Tensor>| {
-            let replay = Replay::fitting(&gpu.cuda, x.len(), &|i| launch(&x[i % x.len()]))
-                .with_context(|| format!("{name}, {rows}x{cols}"))?;
+            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::AsLaunched, &|i| {
+                launch(&x[i % x.len()])
+            })
+            .with_context(|| format!("{name}, {rows}x{cols}"))?;
             let us = replay.us()?;
             // Zeroed before a last replay: a graph that writes nothing must not pass for a fast one.
             let last = &x[(replay.launches() - 1) % x.len()];

@@ -23,7 +23,7 @@ const FEW_ROWS: usize = 10;
 const PANEL: (u32, u32) = (1000, 420);
 const LEGEND: u32 = 150;
 /// Its curve is that of `ours`.
-const LEFT_OUT: &str = "ours_inplace";
+const LEFT_OUT: [&str; 2] = ["ours_inplace", "ours_apart"];
 /// Drawn first where they are there, in these colours; the others take theirs by turns.
 const KNOWN: [(&str, RGBColor); 4] = [
     ("memcpy", RGBColor(130, 130, 130)),
@@ -69,7 +69,7 @@ fn run(paths: &[String]) -> Result<()> {
         "requires OUT.svg, got {out:?}; {USAGE}"
     );
     let mut cells = records::read(Path::new(input))?;
-    cells.retain(|r| r.peer != LEFT_OUT);
+    cells.retain(|r| !LEFT_OUT.contains(&r.peer.as_str()));
     let (mut dtypes, mut here) = (Vec::new(), Vec::new());
     for r in &cells {
         if !dtypes.contains(&r.dtype) {

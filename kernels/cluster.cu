@@ -21,7 +21,7 @@ using namespace online;
     predecessors_done();                                                                                                         \
     for_slice<D>(merge, rows, share, [&](i64 r, i64 first, int cols) {                                                       \
       Slice<D> from(x, rows, x_at, r, first, cols), to(y, rows, y_at, r, first, cols);                                           \
-      SharedSoftmax<D>::row(from, to, shared_memory(), false, merge);                                                            \
+      SharedSoftmax<D>::row(from, to, shared_memory(), merge);                                                            \
     });                                                                                                                          \
   }
 

@@ -31,10 +31,12 @@ __device__ __forceinline__ void block_barrier() { __syncthreads(); }
 // ---------------------------------------------------------------- launches
 // Until the launches before this one in its stream have ended and what they wrote is there: before any access to
 // memory. What stands above it, and the way of the blocks to their SMs, overlaps with the end of those launches if this
-// one asked for it (src/cuda/launch.rs) and they are kernels that have let it: as these do for the next, all at once.
-__device__ __forceinline__ void predecessors_done() {
+// one asked for it (src/cuda/launch.rs) and they are kernels that have let it, as these do for the next: all of them at
+// their beginning, or, where blocks are many and small, at their end. (To let it at the beginning costs each a little: 4194304x4
+// f32, blocks of 2 KiB, 41.4 us, and 34.4 without, H200.)
+template <bool AT_ONCE = true> __device__ __forceinline__ void predecessors_done() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if (AT_ONCE) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -1,11 +1,11 @@
 // Rows too long for a cluster: a gang of blocks owns a row; it stays in their shared memory.
 //
-//   |<------- block 0 ------->|<------- block 1 ------->| ...     `slice` vectors of the row a block
+//   |<------- block 0 ------->|<------- block 1 ------->| ...     `share` vectors of the row a block, its slice
 //   | warp 0 | warp 1 | ... | warp 0 | warp 1 | ...               thread t owns vectors t, t + threads, .. of it
 //
 // As cluster.cu in everything but how blocks meet: through global memory (see gang.cuh), so that there may be as many
 // as the GPU runs at once. Passes over memory: one read, one write. Barriers: four or five of the block. Shared memory: the
-// slice, of each input. `share` is twice the slice, and one more if results go back in bulk.
+// slice, of each input.
 #include "gang.cuh"
 #include "shared.cuh"
 #include "table.cuh"
@@ -27,9 +27,9 @@ using namespace online;
     __shared__ GangSlots<D::Compute> slots;                                                                                      \
     predecessors_done();                                                                                                         \
     Gang<D::Compute> merge(slots, workspace, rows);                                                                              \
-    for_slice<D>(merge, rows, share / 2, [&](i64 r, i64 first, int cols) {                                                       \
+    for_slice<D>(merge, rows, share, [&](i64 r, i64 first, int cols) {                                                       \
       Slice<D> from(x, rows, x_at, r, first, cols), to(y, rows, y_at, r, first, cols);                                           \
-      SharedSoftmax<D>::row(from, to, shared_memory(), share % 2, merge);                                                        \
+      SharedSoftmax<D>::row(from, to, shared_memory(), merge);                                                        \
     });                                                                                                                          \
   }
 
@@ -39,9 +39,9 @@ using namespace online;
     __shared__ GangSlots<D::Compute> slots;                                                                                      \
     predecessors_done();                                                                                                         \
     Gang<D::Compute> merge(slots, workspace, rows);                                                                              \
-    for_slice<D>(merge, rows, share / 2, [&](i64 r, i64 first, int cols) {                                                       \
+    for_slice<D>(merge, rows, share, [&](i64 r, i64 first, int cols) {                                                       \
       Slice<D> ys(y, rows, y_at, r, first, cols), gs(g, rows, g_at, r, first, cols), to(dx, rows, dx_at, r, first, cols);        \
-      SharedSoftmaxBackward<D>::row(ys, gs, to, shared_memory(), shared_memory() + share / 2 + 1, merge);                        \
+      SharedSoftmaxBackward<D>::row(ys, gs, to, shared_memory(), shared_memory() + share + 1, merge);                        \
     });                                                                                                                          \
   }
 

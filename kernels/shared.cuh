@@ -20,7 +20,7 @@ template <class D> struct SharedSoftmax {
   typedef typename D::Compute C;
 
   template <class Slice, class Merge>
-  static __device__ __forceinline__ void row(const Slice &x, const Slice &y, Words *cache, bool in_bulk, Merge &merge) {
+  static __device__ __forceinline__ void row(const Slice &x, const Slice &y, Words *cache, Merge &merge) {
     bring(x, cache, merge.loads());
     const Reference<D> share(group_max(thread_max(x, cache), WARP));
     C d = share.base == C(0) ? thread_sum<false>(x, cache, share) : thread_sum<true>(x, cache, share);
@@ -28,9 +28,9 @@ template <class D> struct SharedSoftmax {
     const Reference<D> at(whole.m);
     C scale = mul(whole.weight(), C(1) / Reference<D>::TOP);
     if (at.base == C(0))
-      y.put([&](const Words &w) { return Twice<D>::template result<false>(w, at, scale); }, x, cache, in_bulk);
+      y.put([&](const Words &w) { return Twice<D>::template result<false>(w, at, scale); }, x, cache);
     else
-      y.put([&](const Words &w) { return Twice<D>::template result<true>(w, at, scale); }, x, cache, in_bulk);
+      y.put([&](const Words &w) { return Twice<D>::template result<true>(w, at, scale); }, x, cache);
   }
 
 private:

@@ -2,9 +2,8 @@
 // block owns t, t + threads, ..
 //
 //   vector(cache, v)        vector v of it, with what stands beside the row where it is cut
-//   put(make, x, cache, in_bulk)
-//                           writes make(w) to this slice for each 16 bytes w of its columns, which are in `cache` and
-//                           of slice x; perhaps by way of the cache
+//   put(make, x, cache)     writes make(w) to this slice for each 16 bytes w of its columns, which are in `cache` and
+//                           of slice x
 //   put(make, x, cache, z, another)
 //                           the same of two, at once
 //   send(cache, in_bulk)    writes the cache as it is, once all threads have written to it
@@ -15,10 +14,9 @@
 //   rest(cache)             brings the others
 //   SHARED                  whether a vector is of pieces that two threads copied
 //
-// Where the GPU has bulk copies, one thread starts one for an aligned slice, and one back: 4 to 9 % of a row's time
-// less than with a copy and a store a thread and vector (2048x32768 to 512x131072, H200). Not with two inputs (9 %
-// more) nor for unaligned slices (2 % more). Back only if asked for: with few blocks on the card, or large slices,
-// it adds 0.6 us to wait for.
+// Where the GPU has bulk copies, one thread starts one for an aligned slice, and with send() one back, if asked for: 4 to 9 %
+// of a row's time less than with a copy and a store a thread and vector (2048x32768 to 512x131072, H200). Not with two
+// inputs (9 % more) nor for unaligned slices (2 % more).
 #pragma once
 #include "access.cuh"
 
@@ -117,11 +115,8 @@ template <class D> struct AlignedSlice {
   __device__ __forceinline__ Words vector(const Words *cache, int v) const { return cache[v]; }
 
   template <class Make>
-  __device__ __forceinline__ void put(Make make, const AlignedSlice &, Words *cache, bool in_bulk) const {
-    if (!(BULK && in_bulk)) return put_vectors([&](int v) { return make(cache[v]); });
-    for_own(whole(), [&](int v) { cache[v] = make(cache[v]); }, threads);
-    put_cut([&](int v) { return make(cache[v]); });
-    store_bulk(cache);
+  __device__ __forceinline__ void put(Make make, const AlignedSlice &, const Words *cache) const {
+    put_vectors([&](int v) { return make(cache[v]); });
   }
   template <class Make>
   __device__ __forceinline__ void put(Make make, const AlignedSlice &, const Words *cache, const AlignedSlice &, const Words *another) const {
@@ -185,7 +180,7 @@ template <class D> struct UnalignedSlice {
   }
 
   template <class Make>
-  __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, const Words *cache, bool) const {
+  __device__ __forceinline__ void put(Make make, const UnalignedSlice &x, const Words *cache) const {
     if (x.shift == shift)
       put_pieces([&](int c) { return make(cache[c]); });
     else
@@ -267,7 +262,7 @@ template <class D> struct StridedSlice {
     for_own(vectors(), [&](int v) { cache[v] = Elements<D, int>::load(row, stride, v, cols, 0); });
   }
   __device__ __forceinline__ Words vector(const Words *cache, int v) const { return cache[v]; }
-  template <class Make> __device__ __forceinline__ void put(Make make, const StridedSlice &, const Words *cache, bool) const {
+  template <class Make> __device__ __forceinline__ void put(Make make, const StridedSlice &, const Words *cache) const {
     for_own(vectors(), [&](int v) { Elements<D, int>::store(row, stride, v, cols, make(cache[v]), 0, D::LEN); });
   }
   template <class Make>

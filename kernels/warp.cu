@@ -32,7 +32,7 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
 
 #define SOFTMAX_KERNEL(dtype, D, access, Row, LANES, N)                                                                          \
   extern "C" __global__ void __launch_bounds__(WARP_BLOCK, BLOCKS_##access(D, N)) warp_softmax_##dtype##_##access##_##LANES##x##N(SOFTMAX_PARAMETERS(D)) { \
-    predecessors_done();                                                                                                        \
+    predecessors_done<(LANES * N > 2)>();                                                                                       \
     int lanes = LANES ? LANES : share;                                                                                           \
     Group merge = {lanes};                                                                                                       \
     for_row(rows, lanes, [&](i64 r, int cols, int lane) {                                                                        \
@@ -44,7 +44,7 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, access, Row, LANES, N)                                                                 \
   extern "C" __global__ void __launch_bounds__(WARP_BLOCK, 1)                                                                    \
       warp_softmax_backward_##dtype##_##access##_##LANES##x##N(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                 \
-    predecessors_done();                                                                                                        \
+    predecessors_done<(LANES * N > 2)>();                                                                                       \
     int lanes = LANES ? LANES : share;                                                                                           \
     Group merge = {lanes};                                                                                                       \
     for_row(rows, lanes, [&](i64 r, int cols, int lane) {                                                                        \

@@ -13,7 +13,7 @@ use crate::rows::Operand;
 use candle_core::DType;
 
 pub use choose::plan;
-use choose::{CHUNKS, CHUNK_IN_BULK, CHUNK_THREADS};
+use choose::{chunk_in_bulk, CHUNKS, CHUNK_THREADS};
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -285,20 +285,16 @@ impl LaunchPlan {
         spread.clamp(1, self.passes)
     }
 
-    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32. Of chunks
-    /// four times their rows, and one more to load them in bulk, two more to store them so; of a gang's slices twice
-    /// their vectors, and one more to store them in bulk. That moves no bits, so it may look at the rows: with
-    /// fewer than two blocks an SM the way back is something to wait for (a cluster then, 1x128256 bf16: 5.2 us,
-    /// 4.6 without).
+    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; of chunks
+    /// four times their rows, and one more to load them in bulk, two more to store them so.
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
-            Family::CachedCluster | Family::Cluster => self.slice,
-            Family::Gang => {
-                let blocks = rows.saturating_mul(self.gang);
-                2 * self.slice + usize::from(blocks > 2 * limits.multiprocessors)
-            }
+            Family::CachedCluster | Family::Cluster | Family::Gang => self.slice,
             Family::Stream => self.slice / 32,
-            Family::Chunk => 4 * self.rows_per_block * self.passes_of(rows, limits) + CHUNK_IN_BULK,
+            Family::Chunk => {
+                let rows = self.rows_per_block * self.passes_of(rows, limits);
+                4 * rows + chunk_in_bulk(self.kernel.lanes)
+            }
             _ => self.threads_per_row * self.turns,
         }
     }

@@ -1,12 +1,13 @@
 //! The tensors of one cell, what each peer launches on them, and the figure that comes of it.
 
-use crate::replay::{Gpu, Replay};
+use crate::replay::{Edges, Gpu, Replay};
 use anyhow::{Context, Result};
 use candle_core::{CustomOp1, DType, Device, Tensor};
 use candle_online_softmax::OnlineSoftmax;
 use std::fmt::Write as _;
 
-pub const PEERS: &str = "null,memcpy,ours,ours_inplace,ours_backward,candle";
+/// `ours_apart`: as `ours`, each launch after the end of the one before.
+pub const PEERS: &str = "null,memcpy,ours,ours_apart,ours_inplace,ours_backward,candle";
 
 /// Inputs; their softmax, for backward; and twice as many tensors to overwrite in place: there is no second tensor then,
 /// and the bytes must come to as much.
@@ -78,7 +79,7 @@ impl Cell {
         let x = &self.x[i % self.x.len()];
         Ok(match peer {
             "memcpy" => x.copy()?,
-            "ours" => x.apply_op1(OnlineSoftmax)?,
+            "ours" | "ours_apart" => x.apply_op1(OnlineSoftmax)?,
             "ours_inplace" => {
                 self.z[i].inplace_op1(&OnlineSoftmax)?;
                 self.z[i].clone()
@@ -119,7 +120,11 @@ impl Cell {
             "ours_inplace" => self.z.len(),
             _ => self.x.len(),
         };
-        let replay = Replay::fitting(&gpu.cuda, most, &|i| self.launch(peer, i))?;
+        let edges = match peer {
+            "ours_apart" => Edges::Apart,
+            _ => Edges::AsLaunched,
+        };
+        let replay = Replay::fitting(&gpu.cuda, most, edges, &|i| self.launch(peer, i))?;
         let us = replay.us()?;
         // Overwritten before a last replay: a graph that writes nothing must not pass for a fast one. In place this is
         // also the input.

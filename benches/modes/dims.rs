@@ -6,7 +6,7 @@
 use super::cell::{error, inputs, too_far, Figure};
 use super::report::Report;
 use crate::args::list;
-use crate::replay::{us_a_call, Gpu, Replay};
+use crate::replay::{us_a_call, Edges, Gpu, Replay};
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Tensor};
 use std::collections::HashMap;
@@ -74,7 +74,7 @@ impl Case {
             out = launch(last)?;
             method = "calls";
         } else {
-            let replay = Replay::fitting(&gpu.cuda, x.len(), &launch)?;
+            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::AsLaunched, &launch)?;
             us = replay.us()?;
             last = (replay.launches() - 1) % x.len();
             replay.last().zero_set()?;

@@ -4,7 +4,7 @@ use super::cell::{Cell, PEERS};
 use super::report::Report;
 use crate::args::{list, Shape};
 use crate::records::{self, Record, NOT_SOFTMAX};
-use crate::replay::{Gpu, Replay};
+use crate::replay::{Edges, Gpu, Replay};
 use anyhow::{Context, Result};
 use candle_core::{DType, Tensor};
 use cudarc::driver::LaunchConfig;
@@ -133,5 +133,5 @@ fn null(gpu: &Gpu) -> Result<f64> {
         unsafe { kernel.builder().launch(config) }?;
         Ok(one.clone())
     };
-    Replay::capture(&gpu.cuda, 512, &launch)?.us()
+    Replay::capture(&gpu.cuda, 512, Edges::AsLaunched, &launch)?.us()
 }

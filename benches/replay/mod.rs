@@ -1,10 +1,13 @@
 //! Times launches by replaying them from one CUDA graph, with candle's allocations taken out.
 //!
-//! Back to back inside a graph the launches overlap their start-up, and no host call sits between them: what is left is
-//! the device's time. A candle operator allocates its output, so a capture of it holds an allocation node before every
-//! kernel. [`Replay::capture`] runs that graph once (which makes the outputs exist), then builds a second graph of the
-//! kernels, copies and fills alone, on the same addresses. An operator that frees scratch memory cannot be replayed so:
-//! it is timed with its allocations, and [`Replay::method`] says it.
+//! Back to back inside a graph no host call sits between the launches: what is left is the device's time. A candle
+//! operator allocates its output, so a capture of it holds an allocation node before every kernel. [`Replay::capture`]
+//! runs that graph once (which makes the outputs exist), then builds a second graph of the kernels, copies and fills
+//! alone, on the same addresses. An operator that frees scratch memory cannot be replayed so: it is timed with its
+//! allocations, and [`Replay::method`] says it.
+//!
+//! Kernels that were launched to overlap the end of the launch before them (programmatic dependent launch), as they do
+//! on a stream, do so in the second graph: [`Edges::AsLaunched`]. [`Edges::Apart`] takes that away. Needs CUDA 12.3.
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::{CudaDevice, Device, Tensor};
@@ -43,6 +46,15 @@ impl Gpu {
     }
 }
 
+/// What a launch waits for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Edges {
+    /// What it asked for.
+    AsLaunched,
+    /// All of the launch before it.
+    Apart,
+}
+
 /// A graph of the launches, and the outputs it writes.
 pub struct Replay {
     stream: Arc<CudaStream>,
@@ -57,6 +69,7 @@ impl Replay {
     pub fn capture(
         device: &CudaDevice,
         n: usize,
+        edges: Edges,
         launch: &dyn Fn(usize) -> Result<Tensor>,
     ) -> Result<Self> {
         let stream = device.cuda_stream();
@@ -70,7 +83,7 @@ impl Replay {
         let captured = captured?.context("nothing was captured")?;
         captured.launch()?;
         stream.synchronize()?;
-        let bare = unsafe { without_allocations(&captured, &stream) }?;
+        let bare = unsafe { without_allocations(&captured, edges, &stream) }?;
         let replay = Self {
             stream,
             captured,
@@ -85,6 +98,7 @@ impl Replay {
     pub fn fitting(
         device: &CudaDevice,
         most: usize,
+        edges: Edges,
         launch: &dyn Fn(usize) -> Result<Tensor>,
     ) -> Result<Self> {
         let stream = device.cuda_stream();
@@ -94,7 +108,7 @@ impl Replay {
         launch(0)?;
         stream.synchronize()?;
         let fit = (LONGEST / start.elapsed().as_secs_f64()) as usize;
-        Self::capture(device, fit.clamp(2, most.max(2)), launch)
+        Self::capture(device, fit.clamp(2, most.max(2)), edges, launch)
     }
 
     /// Microseconds a launch: the median of as many replays as fit `BUDGET`, but 5 to 60, over the number of launches.
@@ -180,6 +194,7 @@ fn median_within_budget(first: f64, mut again: impl FnMut() -> Result<f64>) -> R
 /// A copy of `captured`, which has been launched once, less its allocation nodes, as one chain; none if it frees memory.
 unsafe fn without_allocations(
     captured: &CudaGraph,
+    edges: Edges,
     stream: &CudaStream,
 ) -> Result<Option<(sys::CUgraph, sys::CUgraphExec)>> {
     use sys::CUgraphNodeType::*;
@@ -188,28 +203,45 @@ unsafe fn without_allocations(
     sys::cuGraphGetNodes(captured.cu_graph(), ptr::null_mut(), &mut count).result()?;
     let mut nodes = vec![ptr::null_mut(); count];
     sys::cuGraphGetNodes(captured.cu_graph(), nodes.as_mut_ptr(), &mut count).result()?;
+    let mut kinds = Vec::with_capacity(count);
+    for &node in &nodes {
+        let mut kind = MaybeUninit::uninit();
+        sys::cuGraphNodeGetType(node, kind.as_mut_ptr()).result()?;
+        kinds.push(kind.assume_init());
+    }
+    if kinds.contains(&CU_GRAPH_NODE_TYPE_MEM_FREE) {
+        return Ok(None);
+    }
     let mut graph = ptr::null_mut();
     sys::cuGraphCreate(&mut graph, 0).result()?;
     // Nodes come in the order of their capture, which is the stream's.
-    let mut previous: Option<sys::CUgraphNode> = None;
-    for node in nodes {
-        let mut kind = MaybeUninit::uninit();
-        sys::cuGraphNodeGetType(node, kind.as_mut_ptr()).result()?;
+    let mut previous: Option<(sys::CUgraphNode, sys::CUgraphNodeType)> = None;
+    for (node, kind) in nodes.into_iter().zip(kinds) {
         let (after, count) = previous
             .as_ref()
-            .map_or((ptr::null(), 0), |p| (p as *const _, 1));
+            .map_or((ptr::null(), 0), |(p, _)| (p as *const _, 1));
         let mut new = ptr::null_mut();
-        match kind.assume_init() {
+        match kind {
             CU_GRAPH_NODE_TYPE_MEM_ALLOC => continue,
-            CU_GRAPH_NODE_TYPE_MEM_FREE => {
-                result::graph::destroy(graph)?;
-                return Ok(None);
-            }
             CU_GRAPH_NODE_TYPE_KERNEL => {
                 let mut p = MaybeUninit::uninit();
                 sys::cuGraphKernelNodeGetParams_v2(node, p.as_mut_ptr()).result()?;
+                let overlaps = edges == Edges::AsLaunched
+                    && previous.is_some_and(|(_, kind)| kind == CU_GRAPH_NODE_TYPE_KERNEL)
+                    && may_overlap(node)?;
+                let count = if overlaps { 0 } else { count };
                 sys::cuGraphAddKernelNode_v2(&mut new, graph, after, count, p.as_ptr()).result()?;
                 sys::cuGraphKernelNodeCopyAttributes(new, node).result()?;
+                if overlaps {
+                    // CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+                    let edge = sys::CUgraphEdgeData {
+                        from_port: 1,
+                        to_port: 0,
+                        type_: 1,
+                        reserved: [0; 5],
+                    };
+                    sys::cuGraphAddDependencies_v2(graph, after, &new, &edge, 1).result()?;
+                }
             }
             CU_GRAPH_NODE_TYPE_MEMCPY => {
                 let mut p = MaybeUninit::uninit();
@@ -225,7 +257,7 @@ unsafe fn without_allocations(
             }
             other => bail!("unexpected node in the capture: {other:?}"),
         }
-        previous = Some(new);
+        previous = Some((new, kind));
     }
     ensure!(
         previous.is_some(),
@@ -233,4 +265,12 @@ unsafe fn without_allocations(
     );
     let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0))?;
     Ok(Some((graph, exec)))
+}
+
+/// Whether the kernel was launched to overlap the one before it.
+unsafe fn may_overlap(kernel: sys::CUgraphNode) -> Result<bool> {
+    let mut value = MaybeUninit::<sys::CUkernelNodeAttrValue>::zeroed();
+    let overlap = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    sys::cuGraphKernelNodeGetAttribute(kernel, overlap, value.as_mut_ptr()).result()?;
+    Ok(value.assume_init().programmaticStreamSerializationAllowed != 0)
 }

@@ -21,15 +21,23 @@ const WARP_STRIDED: usize = 4;
 
 /// Threads of a block in the chunk family, a constant of kernels/chunk.cu.
 pub(super) const CHUNK_THREADS: usize = 128;
-/// Bytes of a chunk of each input, about: so many blocks fit an SM that some load while others compute and store,
-/// and each does enough to make up for its beginning.
-const CHUNK_BYTES: usize = 16 << 10;
-/// Likewise backward, of y and g each.
-const CHUNK_BYTES_BACKWARD: usize = 8 << 10;
+/// Bytes of a chunk, about, and of halves: so many blocks fit an SM that some load while others compute and store,
+/// and each does enough to make up for its beginning. 508400x33 f32 takes 39.2 us with 8 KiB, 40.5 with 12, 43 with 16;
+/// 516222x65 bf16 41.7, 40.4 and 40.5. Backward half of it, of y and g each: 508400x33 f32 51.6 us with 4, 53.6 with 12.
+const CHUNK_BYTES: usize = 8 << 10;
+const CHUNK_BYTES_OF_HALVES: usize = 12 << 10;
 /// Chunks a multiprocessor, at least, before they get smaller.
 pub(super) const CHUNKS: usize = 8;
-/// Chunks come in bulk (1) and go back so (2), see kernels/chunk.cu.
-pub(super) const CHUNK_IN_BULK: usize = 1 + 2;
+/// Whether a chunk comes in bulk (1), and goes back so (2), see kernels/chunk.cu. Rows of a warp each way: 130055x129 f32
+/// takes 38.5 us, 39.8 if not back, 45 not at all; shorter ones not back (258111x65 f32 39.0 us, 39.8 if so); and those
+/// below a vector neither (8388608x2 f32 37.1 us, 37.4 if they come so).
+pub(super) fn chunk_in_bulk(lanes: usize) -> usize {
+    match lanes {
+        1 => 0,
+        32 => 1 + 2,
+        _ => 1,
+    }
+}
 
 /// Rows of a tile, at least, for short rows, and in the tile stream family: 32 bytes of halves side by side,
 /// 64 of f32. (And two vectors of each row in a warp, where an operand has columns side by side.)
@@ -67,8 +75,9 @@ const RESERVED_BYTES: usize = 2048;
 
 /// Most vectors of a cluster's slice, of all inputs: 16 a thread. Longer rows are a gang's.
 const CLUSTER_MOST: usize = 4096;
-/// Vectors of a gang's slice, of all inputs: as a cluster's of most rows.
-const GANG_SLICE: usize = 2048;
+/// Vectors of a gang's slice, of all inputs, about: 64x524288 f32 takes 97.5 us with it, 100 with half as much; backward
+/// 149.8 and 173.
+const GANG_SLICE: usize = 4096;
 /// Blocks of the gang family that an SM holds: by their registers, and by this share of its memory, which a slice of
 /// theirs has at most. One less where exponentials are of doubles.
 const GANG_RESIDENT: usize = 3;
@@ -223,10 +232,10 @@ fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
     if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) {
         return None;
     }
-    let target = match apart.kernel.op {
-        RowOp::Softmax => CHUNK_BYTES,
-        RowOp::SoftmaxBackward => CHUNK_BYTES_BACKWARD,
-    };
+    let target = match dtype.size() {
+        2 => CHUNK_BYTES_OF_HALVES,
+        _ => CHUNK_BYTES,
+    } / apart.kernel.op.inputs();
     let (vectors, rows_per_block) = match cols < len {
         // A thread takes `len` rows, which are whole vectors.
         true => (cols, CHUNK_THREADS * len),

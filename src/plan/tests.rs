@@ -217,13 +217,13 @@ fn gangs_run_at_once() {
 fn gangs_meet_in_zeros_of_their_own() {
     let softmax = |dtype, cols| plan(RowOp::Softmax, dtype, cols, Access::Aligned, &H200);
     assert_eq!(softmax(FloatType::F32, 131_072).workspace(100), 0);
-    // A line of the cache, and for each of 128 blocks a word, or two for doubles.
+    // A line of the cache, and for each of 64 blocks a word, or two for doubles.
     let p = softmax(FloatType::F32, 1 << 20);
-    assert_eq!((p.gang, p.workspace(3)), (128, 16 + 3 * 128));
-    assert_eq!(p.grid(3, &H200), Some(3 * 128));
-    assert_eq!(p.grid(1 << 24, &H200), None);
+    assert_eq!((p.gang, p.workspace(3)), (64, 16 + 3 * 64));
+    assert_eq!(p.grid(3, &H200), Some(3 * 64));
+    assert_eq!(p.grid(1 << 25, &H200), None);
     let p = softmax(FloatType::F64, 1 << 19);
-    assert_eq!((p.gang, p.workspace(3)), (128, 16 + 3 * 128 * 2));
+    assert_eq!((p.gang, p.workspace(3)), (64, 16 + 3 * 64 * 2));
 }
 
 #[test]
@@ -234,9 +234,9 @@ fn long_rows_are_spread() {
     };
     for (cols, expected) in [
         (262_144, (Family::CachedCluster, 1)),
-        (262_145, (Family::Gang, 33)),
-        (524_288, (Family::Gang, 64)),
-        (1 << 21, (Family::Gang, 198)),
+        (262_145, (Family::Gang, 17)),
+        (524_288, (Family::Gang, 32)),
+        (1 << 21, (Family::Gang, 128)),
         (1 << 22, (Family::Stream, 132)),
         (1 << 24, (Family::Stream, 132)),
     ] {
@@ -244,16 +244,16 @@ fn long_rows_are_spread() {
     }
     for (cols, expected) in [
         (131_072, (Family::CachedCluster, 1)),
-        (262_144, (Family::Gang, 64)),
-        (1 << 20, (Family::Gang, 196)),
+        (262_144, (Family::Gang, 32)),
+        (1 << 20, (Family::Gang, 128)),
         (1 << 21, (Family::Stream, 132)),
     ] {
         let backward = gang(RowOp::SoftmaxBackward, cols, &H200);
         assert_eq!(backward, expected, "{cols}");
     }
     // Without clusters: vocabularies, of f32.
-    assert_eq!(gang(RowOp::Softmax, 50257, &A100), (Family::Gang, 7));
-    assert_eq!(gang(RowOp::Softmax, 128_256, &A100), (Family::Gang, 16));
+    assert_eq!(gang(RowOp::Softmax, 50257, &A100), (Family::Gang, 4));
+    assert_eq!(gang(RowOp::Softmax, 128_256, &A100), (Family::Gang, 10));
     assert_eq!(gang(RowOp::SoftmaxBackward, 50257, &A100).0, Family::Gang);
     assert_eq!(gang(RowOp::Softmax, 128_256, &T4), (Family::Gang, 26));
 }
@@ -369,8 +369,8 @@ fn table_of_plans() {
         (F32, 131_072, Aligned, "cached_cluster_softmax_f32_aligned_8", 256, 1, 16, 2048),
         (F32, 151_936, Aligned, "cached_cluster_softmax_f32_aligned_12", 256, 1, 16, 2400),
         (F32, 262_144, Aligned, "cached_cluster_softmax_f32_aligned_16", 256, 1, 16, 4096),
-        (F32, 458_752, Aligned, "gang_softmax_f32_aligned", 256, 1, 1, 2048),
-        (F32, 1 << 20, Columns, "gang_softmax_f32_strided", 256, 1, 1, 2048),
+        (F32, 458_752, Aligned, "gang_softmax_f32_aligned", 256, 1, 1, 4096),
+        (F32, 1 << 20, Columns, "gang_softmax_f32_strided", 256, 1, 1, 4096),
         (F32, 1 << 22, Aligned, "stream_softmax_f32_aligned_4", 256, 1, 1, 7968),
         (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
         (F32, 512, Columns, "tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
@@ -451,9 +451,7 @@ fn share_is_of_threads_or_of_a_slice() {
     assert_eq!((turns.turns, turns.share(1, &H200)), (16, 512));
     let long = softmax(131_072);
     assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
-    // A gang: in bulk when there are more than two blocks an SM.
-    assert_eq!(softmax(524_288).share(4, &H200), 2 * 2048);
-    assert_eq!(softmax(524_288).share(5, &H200), 2 * 2048 + 1);
+    assert_eq!(softmax(524_288).share(4, &H200), 4096);
     // Streamed: 7968 vectors, in turns of 32.
     assert_eq!(softmax(1 << 22).share(1, &H200), 249);
 }
@@ -464,11 +462,13 @@ fn chunks_are_large_where_rows_are_many() {
     let p = plan(RowOp::Softmax, FloatType::F32, 33, Access::Packed, &H200);
     let rows_of_chunk = |rows| (p.share(rows, &H200) / 4, p.grid(rows, &H200));
     assert_eq!(p.kernel.name(), "chunk_softmax_f32_packed_8x2");
-    assert_eq!((p.rows_per_block, p.passes), (16, 7));
+    assert_eq!((p.rows_per_block, p.passes), (16, 3));
     assert_eq!(rows_of_chunk(1), (16, Some(1)));
+    // In bulk, and back in stores.
+    assert_eq!(p.share(1, &H200), 4 * 16 + 1);
     assert_eq!(rows_of_chunk(16 * 132 * 8), (16, Some(132 * 8)));
     assert_eq!(rows_of_chunk(16 * 132 * 8 + 1), (32, Some(132 * 4 + 1)));
-    assert_eq!(rows_of_chunk(1 << 20), (112, Some(9363)));
+    assert_eq!(rows_of_chunk(1 << 20), (48, Some(21846)));
     assert_eq!(p.grid(usize::MAX, &H200), None);
 }
 

@@ -122,7 +122,7 @@ inline void bulk_store(void *to, const Words *from, int words) {
   for (int i = 0; i < words; ++i) store_words<false>((u8 *)to + 16ll * i, from[i]);
 }
 
-inline void predecessors_done() {}
+template <bool AT_ONCE = true> void predecessors_done() {}
 
 // A cluster of one block.
 template <class C> struct alignas(2 * sizeof(C)) Pair {
