@@ -11,7 +11,8 @@
 //   run LABEL CUBIN KERNEL GRID BLOCK CLUSTER SHARED_BYTES SHARE [CARVEOUT [WORKSPACE]]
 //
 // CARVEOUT: percent of L1, or -1 for the driver's choice. WORKSPACE: words of 8 bytes, zeroed before each launch, for the
-// families gang and stream: 16 and, for each block of the grid, 1, or 2 for f64 (`workspace` in src/plan.rs).
+// families gang and stream: 16 and, for each block of the grid, 1, or 2 for f64 (`workspace` in src/plan.rs). A LABEL that
+// ends in "overlap" is launched as the crate does: to begin while the launch before it ends.
 //
 // Method as in benches/cuda.rs: K (input, output) pairs of 4 times 60 MB and more, launched back to back in one CUDA
 // graph; median replay / K. Results of up to 64 rows are held against f64 on the GPU; WRONG marks those that are off.
@@ -197,9 +198,17 @@ static void run(const Shape &s, Variant v, double seconds, double *worst) {
 
   Rows rows = {s.rows, s.cols, 1, {s.rows}};
   Operand at = {0, 1, s.rows * s.cols, {s.cols}};
-  CUlaunchAttribute attribute = {CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION};
-  attribute.value.clusterDim = {(unsigned)v.cluster, 1, 1};
-  CUlaunchConfig config = {(unsigned)v.grid, 1, 1, (unsigned)v.block, 1, 1, (unsigned)v.shared, stream, &attribute, v.cluster > 1};
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (v.cluster > 1) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[count++].value.clusterDim = {(unsigned)v.cluster, 1, 1};
+  }
+  if (std::string(v.label).rfind("overlap") + 7 == strlen(v.label)) {
+    attributes[count].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.programmaticStreamSerializationAllowed = 1;
+  }
+  CUlaunchConfig config = {(unsigned)v.grid, 1, 1, (unsigned)v.block, 1, 1, (unsigned)v.shared, stream, attributes, count};
   CUdeviceptr workspace = 0;
   size_t workspace_bytes = (size_t)v.workspace * 8;
   if (workspace_bytes) CHECK(cuMemAlloc(&workspace, workspace_bytes));
