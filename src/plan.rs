@@ -8,11 +8,12 @@
 //! memory ([`Access`]) keep this ownership, so they give the same bits.
 
 mod choose;
+mod tiles;
 
 use crate::rows::Operand;
 use candle_core::DType;
 
-pub use choose::plan;
+pub use choose::{plan, plan_of};
 use choose::SLICE;
 
 /// The float types the kernels take.
@@ -138,10 +139,10 @@ pub enum Family {
     Cluster,
     /// A block a row of any length, read twice (once for m and d, once to normalise).
     Stream,
-    /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it
-    /// has in [`Family::Warp`] or [`Family::Block`], and their bits.
+    /// A block or a cluster of them a tile of rows that lie side by side; they stay in shared memory. Each row has
+    /// the bits that it has in [`Family::Warp`] or [`Family::Block`].
     Tile,
-    /// The same for more threads than a block has: 32 a row play them in turns, and read it twice.
+    /// The same where that does not fit: 32 threads a row play its threads in turns, and read it twice.
     TileStream,
 }
 
@@ -157,6 +158,31 @@ impl Family {
             Self::TileStream => "tile_stream",
         }
     }
+}
+
+/// How many rows there are: what decides the shape of tiles, and no bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// All of them.
+    pub rows: usize,
+    /// The size of their innermost dim: those that lie side by side in [`Access::Columns`].
+    pub beside: usize,
+}
+
+impl Extent {
+    /// Of rows in these dims, outermost first.
+    pub fn of(dims: &[usize]) -> Self {
+        Self {
+            rows: dims.iter().product(),
+            beside: dims.last().copied().unwrap_or(1),
+        }
+    }
+
+    /// As many as could be.
+    pub const MANY: Self = Self {
+        rows: usize::MAX,
+        beside: usize::MAX,
+    };
 }
 
 /// What a plan needs to know of a device.
@@ -188,7 +214,7 @@ pub struct Kernel {
     /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
     pub lanes: usize,
     /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
-    /// reads before it uses the first; for [`Family::Cluster`], which is for any number, 0.
+    /// reads before it uses the first; for those that are for any number, 0.
     pub vectors: usize,
 }
 
@@ -198,11 +224,11 @@ impl Kernel {
         let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
-            Family::Warp | Family::Tile => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Warp => format!("{name}_{}x{}", self.lanes, self.vectors),
             Family::Block | Family::Stream | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
-            Family::Cluster => name,
+            Family::Cluster | Family::Tile => name,
         }
     }
 }
@@ -219,6 +245,12 @@ pub struct LaunchPlan {
     pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
+    /// Of a [`Family::Tile`], the rows of the innermost dim, whose tiles do not go on in the next; else 0.
+    pub beside: usize,
+    /// Of a [`Family::Tile`], threads that share what one thread of the contiguous row has.
+    pub runs: usize,
+    /// Of a [`Family::Tile`], whether it stands for [`Family::Block`].
+    pub of_block: bool,
     /// Blocks that share one row.
     pub cluster: usize,
     /// Vectors of a row that one block takes; all of them unless blocks share it.
@@ -230,21 +262,35 @@ pub struct LaunchPlan {
 impl LaunchPlan {
     /// Threads of a block.
     pub fn block(&self) -> usize {
-        self.threads_per_row * self.rows_per_block
+        match self.kernel.family {
+            Family::Tile => self.tile_threads(),
+            _ => self.threads_per_row * self.rows_per_block,
+        }
     }
 
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
-        (rows.div_ceil(self.rows_per_block).checked_mul(self.cluster))
+        let of_rows = |rows: usize| rows.div_ceil(self.rows_per_block);
+        let taken = match self.kernel.family {
+            Family::Tile => (rows / self.beside.max(1)).checked_mul(of_rows(self.beside))?,
+            _ => of_rows(rows),
+        };
+        (taken.checked_mul(self.cluster))
             .filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's last argument: the threads that share a row; of the cluster family twice the vectors of a
-    /// slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
+    /// The kernel's last argument: the threads that share a row; of the tile family that and the shape of a tile
+    /// (kernels/square.cuh says in which bits); of the cluster family twice the vectors of a slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
     /// fewer than two blocks an SM the way back is something to wait for (1x128256 bf16: 5.2 us, 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
-        if self.kernel.family != Family::Cluster {
-            return self.threads_per_row * self.turns;
+        match self.kernel.family {
+            Family::Cluster => {}
+            Family::Tile => {
+                let log2_rows = self.rows_per_block.ilog2() as usize;
+                let of_block = usize::from(self.of_block);
+                return self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16;
+            }
+            _ => return self.threads_per_row * self.turns,
         }
         let blocks = rows.saturating_mul(self.cluster);
         // Nor with a few large slices: 128x262144 f32 takes 83.3 us, 80.2 without.

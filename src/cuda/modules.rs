@@ -101,7 +101,7 @@ impl Gpu {
         context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
-        if kernel.family == Family::Cluster {
+        if matches!(kernel.family, Family::Cluster | Family::Tile) {
             use CUfunction_attribute as Attribute;
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)

@@ -6,12 +6,11 @@ using namespace online;
 namespace host {
 
 Fiber *current;
-Dim block_index, block_size, grid_size;
-std::vector<Warp> warps;
+Dim block_size, grid_size;
+std::vector<Block> cluster;
 std::vector<Storage> storages;
-std::vector<std::max_align_t> shared_memory;
 bool bulk;
-unsigned barrier_arrived, barrier_complete;
+unsigned started, messages;
 const char *failure;
 
 static ucontext_t scheduler;
@@ -28,20 +27,31 @@ static void enter() {
 
 // Which thread is the i-th to run: first to last, last to first, or far apart, by launch. A barrier that is missing
 // shows in one of them.
-static unsigned place(unsigned i) {
+static unsigned place(unsigned i, unsigned threads) {
   switch (launches % 3) {
   case 0: return i;
-  case 1: return block_size.x - 1 - i;
-  default: return (i * 37 + 11) % block_size.x; // 37 divides no block size
+  case 1: return threads - 1 - i;
+  default: return (i * 37 + 11) % threads; // 37 divides no block size
   }
 }
 
-static void run_block(std::vector<Fiber> &fibers) {
-  warps.assign(block_size.x / 32, Warp());
-  barrier_arrived = barrier_complete = 0;
-  for (unsigned i = 0; i < block_size.x; ++i) {
+// The blocks from `first` on that are a cluster.
+static void run_cluster(std::vector<Fiber> &fibers, unsigned first, size_t shared_bytes) {
+  started = messages = 0;
+  for (unsigned i = 0; i < cluster.size(); ++i) {
+    Block &b = cluster[i];
+    b.index.x = first + i;
+    b.warps.assign(block_size.x / 32, Warp());
+    b.barrier_arrived = b.barrier_complete = 0;
+    b.shared_memory.resize(shared_bytes / sizeof(std::max_align_t) + 1);
+    // What is read before it is written, shows: NaN in every format.
+    memset(b.shared_memory.data(), 0xff, b.shared_memory.size() * sizeof(std::max_align_t));
+  }
+  unsigned threads = (unsigned)fibers.size();
+  for (unsigned i = 0; i < threads; ++i) {
     Fiber &f = fibers[i];
-    f.index.x = i;
+    f.index.x = i % block_size.x;
+    f.block = &cluster[i / block_size.x];
     f.exchanges = f.barriers = 0;
     f.done = false;
     getcontext(&f.context);
@@ -49,30 +59,31 @@ static void run_block(std::vector<Fiber> &fibers) {
     f.context.uc_stack.ss_size = f.stack.size();
     makecontext(&f.context, enter, 0);
   }
-  for (unsigned left = block_size.x; left && !failure;) {
+  for (unsigned left = threads; left && !failure;) {
     bool progress = false;
-    for (unsigned i = 0; i < block_size.x; ++i) {
-      Fiber &f = fibers[place(i)];
+    for (unsigned i = 0; i < threads; ++i) {
+      Fiber &f = fibers[place(i, threads)];
       if (f.done || failure) continue;
-      unsigned before = f.exchanges + f.barriers;
+      unsigned before = f.exchanges + f.barriers + started + messages;
       current = &f;
       swapcontext(&scheduler, &f.context);
       left -= f.done;
-      progress |= f.done || f.exchanges + f.barriers != before;
+      progress |= f.done || f.exchanges + f.barriers + started + messages != before;
     }
     if (!progress && !failure) failure = "lanes or threads wait for others that never come";
   }
 }
 
-const char *run_grid(unsigned grid, unsigned block, const std::function<void()> &kernel) {
+const char *run_grid(unsigned grid, unsigned block, unsigned cluster_size, size_t shared_bytes, const std::function<void()> &kernel) {
   failure = nullptr;
   ++launches;
   body = &kernel;
   grid_size.x = grid;
   block_size.x = block;
-  std::vector<Fiber> fibers(block);
+  cluster.resize(cluster_size);
+  std::vector<Fiber> fibers(block * cluster_size);
   for (Fiber &f : fibers) f.stack.resize(64 << 10);
-  for (block_index.x = 0; block_index.x < grid && !failure; ++block_index.x) run_block(fibers);
+  for (unsigned first = 0; first < grid && !failure; first += cluster_size) run_cluster(fibers, first, shared_bytes);
   return failure;
 }
 
@@ -80,12 +91,11 @@ const char *run_grid(unsigned grid, unsigned block, const std::function<void()> 
 
 // `at` and `data`: the operands, the output last; `bytes` of each storage; `share`, the kernel's last argument.
 extern "C" const char *launch(void *kernel, const Rows *rows, const Operand *at, void **data, const size_t *bytes, int operands,
-                              int share, unsigned grid, unsigned block, size_t shared_bytes, bool bulk) {
+                              int share, unsigned grid, unsigned block, unsigned cluster, size_t shared_bytes, bool bulk) {
   host::bulk = bulk;
-  host::shared_memory.assign(shared_bytes / sizeof(std::max_align_t) + 1, std::max_align_t());
   host::storages.clear();
   for (int i = 0; i < operands; ++i) host::storages.push_back({(const char *)data[i], bytes[i], i == operands - 1});
-  return host::run_grid(grid, block, [&] {
+  return host::run_grid(grid, block, cluster, shared_bytes, [&] {
     if (operands == 2)
       ((void (*)(Rows, Operand, Operand, void *, void *, int))kernel)(*rows, at[0], at[1], data[0], data[1], share);
     else

@@ -1,17 +1,19 @@
 //! One launch of a kernel on the CPU, planned by the crate.
 
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, Tensor};
-use candle_online_softmax::plan::{plan, Access, DeviceLimits, FloatType, LaunchPlan, RowOp};
+use candle_online_softmax::plan::{
+    plan_of, Access, DeviceLimits, Extent, FloatType, LaunchPlan, RowOp,
+};
 use candle_online_softmax::rows::{RowSpace, MAX_ROW_DIMS};
 use half::{bf16, f16};
 use libloading::{Library, Symbol};
 use std::ffi::{c_char, c_void, CStr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-const LIMITS: DeviceLimits = DeviceLimits {
+/// As before sm_90, with no clusters: what the cluster family keeps in static memory is one block's.
+pub const LIMITS: DeviceLimits = DeviceLimits {
     max_threads_per_block: 1024,
     max_grid_x: (1 << 31) - 1,
-    // As before sm_90: the scheduler runs one block at a time.
     max_cluster: 1,
     max_shared_bytes: 256 << 10,
     multiprocessors: 1,
@@ -52,6 +54,7 @@ type Launch = unsafe extern "C" fn(
     share: i32,
     grid: u32,
     block: u32,
+    cluster: u32,
     shared_bytes: usize,
     bulk: bool,
 ) -> *const c_char;
@@ -79,6 +82,17 @@ pub fn on_host(
     output: Output,
     what: &str,
 ) -> Result<Option<(Tensor, LaunchPlan)>> {
+    on_host_like(&LIMITS, op, inputs, output, what)
+}
+
+/// The same as planned for a GPU of these limits.
+pub fn on_host_like(
+    limits: &DeviceLimits,
+    op: RowOp,
+    inputs: &[(&Tensor, &Layout)],
+    output: Output,
+    what: &str,
+) -> Result<Option<(Tensor, LaunchPlan)>> {
     let Some(library) = library() else {
         return Ok(None);
     };
@@ -101,8 +115,8 @@ pub fn on_host(
     }
     let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::bytes).collect();
     let plan = match layouts[..] {
-        [x, y] => run(library, op, dtype, [x, y], &mut buffers, what)?,
-        [y, g, dx] => run(library, op, dtype, [y, g, dx], &mut buffers, what)?,
+        [x, y] => run(library, limits, op, dtype, [x, y], &mut buffers, what)?,
+        [y, g, dx] => run(library, limits, op, dtype, [y, g, dx], &mut buffers, what)?,
         _ => unreachable!("one input or two"),
     };
     let (out, out_at) = (
@@ -127,6 +141,7 @@ pub fn on_host(
 
 fn run<const N: usize>(
     library: &Library,
+    limits: &DeviceLimits,
     op: RowOp,
     dtype: DType,
     layouts: [&Layout; N],
@@ -136,7 +151,8 @@ fn run<const N: usize>(
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
     let access = Access::of(&space.operands, float);
-    let plan = plan(op, float, space.cols, access, &LIMITS);
+    let extent = Extent::of(&space.dims);
+    let plan = plan_of(op, float, space.cols, extent, access, limits);
     let rows = Rows {
         rows: space.rows as i64,
         cols: space.cols as i64,
@@ -175,9 +191,10 @@ fn run<const N: usize>(
             data.as_ptr(),
             bytes.as_ptr(),
             N as i32,
-            plan.share(space.rows, &LIMITS) as i32,
-            plan.grid(space.rows, &LIMITS).expect("a grid") as u32,
+            plan.share(space.rows, limits) as i32,
+            plan.grid(space.rows, limits).expect("a grid") as u32,
             plan.block() as u32,
+            plan.cluster as u32,
             plan.shared_bytes,
             // Bulk copies as from sm_90 on, and none as before it.
             space.operands[0].offset.is_multiple_of(2),

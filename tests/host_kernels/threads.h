@@ -1,4 +1,5 @@
-// A block of GPU threads on one CPU thread: each is a fiber that runs until it must wait for others.
+// A block of GPU threads on one CPU thread: each is a fiber that runs until it must wait for others. The blocks of a
+// cluster run together; one by one all others, so that their static shared memory is one block's at a time.
 //
 // Warps exchange values all 32 lanes together, as __shfl_*_sync with a full mask does; if some lanes wait for
 // ever, because others have ended or wait elsewhere, the launch fails and says so.
@@ -16,10 +17,13 @@ struct Dim {
   unsigned x;
 };
 
+struct Block;
+
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   Dim index;
+  Block *block;
   unsigned exchanges = 0, barriers = 0; // how many it has entered
   bool done = false;
 };
@@ -30,6 +34,13 @@ struct Warp {
   unsigned arrived = 0, complete = 0; // lanes in the exchange that forms; exchanges that are whole
 };
 
+struct Block {
+  Dim index;
+  std::vector<Warp> warps;
+  std::vector<std::max_align_t> shared_memory;
+  unsigned barrier_arrived = 0, barrier_complete = 0;
+};
+
 struct Storage {
   const char *base;
   size_t bytes;
@@ -37,12 +48,12 @@ struct Storage {
 };
 
 extern Fiber *current;
-extern Dim block_index, block_size, grid_size;
-extern std::vector<Warp> warps;
+extern Dim block_size, grid_size;
+extern std::vector<Block> cluster; // that runs
 extern std::vector<Storage> storages;
-extern std::vector<std::max_align_t> shared_memory;
 extern bool bulk;
-extern unsigned barrier_arrived, barrier_complete;
+extern unsigned started;  // threads of the cluster that have passed cluster_started()
+extern unsigned messages; // sent in it
 extern const char *failure;
 
 void wait_for_others();
@@ -60,7 +71,7 @@ inline int lane() { return current->index.x % 32; }
 
 template <class T> T exchange(T x, int from) {
   static_assert(sizeof(T) <= 8, "");
-  Warp &warp = warps[current->index.x / 32];
+  Warp &warp = current->block->warps[current->index.x / 32];
   unsigned turn = current->exchanges++;
   memcpy(warp.values[turn % 2][lane()], &x, sizeof x);
   if (++warp.arrived == 32) {
@@ -73,12 +84,20 @@ template <class T> T exchange(T x, int from) {
 }
 
 inline void barrier() {
+  Block &block = *current->block;
   unsigned turn = current->barriers++;
-  if (++barrier_arrived == block_size.x) {
-    barrier_arrived = 0;
-    barrier_complete++;
+  if (++block.barrier_arrived == block_size.x) {
+    block.barrier_arrived = 0;
+    block.barrier_complete++;
   }
-  while (barrier_complete <= turn) wait_for_others();
+  while (block.barrier_complete <= turn) wait_for_others();
+}
+
+// Where block `rank` of the cluster has what this one has at p.
+template <class T> T *there(T *p, int rank) {
+  size_t at = (char *)p - (char *)current->block->shared_memory.data();
+  require(at < current->block->shared_memory.size() * sizeof(std::max_align_t), "a message to what is no shared memory");
+  return (T *)((char *)cluster[rank].shared_memory.data() + at);
 }
 
 inline void check_access(const void *p, bool write) {
@@ -90,6 +109,6 @@ inline void check_access(const void *p, bool write) {
 }
 
 // Null, or what went wrong.
-const char *run_grid(unsigned grid, unsigned block, const std::function<void()> &kernel);
+const char *run_grid(unsigned grid, unsigned block, unsigned cluster_size, size_t shared_bytes, const std::function<void()> &kernel);
 
 } // namespace host
