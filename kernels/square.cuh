@@ -159,6 +159,26 @@ template <class D> struct TileShape {
     for (int i = 0; i < LEN; ++i) at[i << log2_groups] = s.x[i];
   }
 
+  // Calls body(piece of the tile, where its elements are from the operand's first) for this thread's pieces of the
+  // columns, and none(piece) for those past the row's end. They are of one group of rows, a constant number of
+  // columns apart (a block has as many threads as groups, or a multiple), so that an address is an addition.
+  template <class Body, class None> __device__ __forceinline__ void for_pieces(Words *tile, i64 apart, Body body, None none) const {
+    int g = threadIdx.x & (groups() - 1), step = (int)(blockDim.x >> log2_groups), first = (int)(threadIdx.x >> log2_groups);
+    if (g * LEN >= beside) return;
+    int here = left();
+    i64 jump = step * apart;
+#pragma unroll 1
+    for (int k = 0; k < turns; ++k) {
+      int v = k * threads + first_share * WARP, count = smallest(here, vectors - v) << LOG2_LEN;
+      int to = (k * width()) << LOG2_LEN, from = v << LOG2_LEN, real = smallest(count, cols - from), c = first;
+      i64 at = (from + first) * apart + g * LEN;
+#pragma unroll 4
+      for (; c < real; c += step, at += jump) body(column(tile, to + c) + g, at);
+#pragma unroll 1
+      for (; c < count; c += step) none(column(tile, to + c) + g);
+    }
+  }
+
   // Calls body(the tile's column, the row's column, i) for each of 2^log2_each things of every column that the
   // vectors of this block have, in the order of memory.
   template <class Body> __device__ __forceinline__ void for_columns(int log2_each, Body body) const {
@@ -199,18 +219,14 @@ template <class D> struct TileOperand {
       shape.for_squares(tile, [&](int, int v, Words *at) {
         Square<D> s;
 #pragma unroll
-        for (int j = 0; j < LEN; ++j) s.x[j] = vector(shape, j, v, fill);
+        for (int j = 0; j < LEN; ++j) s.x[j] = settled(vector(shape, j, v, fill)); // else all addresses at once
         s.transpose();
         shape.put_square(at, s);
       });
     } else if (in_pieces) {
-      shape.for_columns(shape.log2_groups, [&](int to, int c, int g) {
-        Words *at = shape.column(tile, to) + g;
-        if (c >= shape.cols)
-          *at = One::filled(fill);
-        else if (g * LEN < shape.beside)
-          copy_words(at, first + c * apart + g * LEN);
-      });
+      const T *from = first;
+      shape.for_pieces(
+          tile, apart, [&](Words *to, i64 at) { copy_words(to, from + at); }, [&](Words *to) { *to = One::filled(fill); });
     } else {
       shape.for_columns(shape.log2_rows, [&](int to, int c, int r) {
         T *at = (T *)shape.column(tile, to) + r;
@@ -226,9 +242,9 @@ template <class D> struct TileOperand {
   __device__ __forceinline__ void take(Words *tile, const TileShape<D> &shape) const {
     if (!side_by_side()) return;
     if (in_pieces) {
-      shape.for_columns(shape.log2_groups, [&](int from, int c, int g) {
-        if (c < shape.cols && g * LEN < shape.beside) store_words<D::STREAMED>(first + c * apart + g * LEN, shape.column(tile, from)[g]);
-      });
+      T *to = first;
+      shape.for_pieces(
+          tile, apart, [&](Words *from, i64 at) { store_words<D::STREAMED>(to + at, *from); }, [](Words *) {});
     } else {
       shape.for_columns(shape.log2_rows, [&](int from, int c, int r) {
         if (c < shape.cols && r < shape.beside) first[c * apart + r] = ((const T *)shape.column(tile, from))[r];

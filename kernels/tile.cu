@@ -22,7 +22,14 @@
 
 using namespace online;
 
-constexpr int TILE_THREADS = 512, GATHERED = MAX_WARPS;
+constexpr int GATHERED = MAX_WARPS;
+// Threads of a block at most, of halves 384 (see src/plan/tiles.rs); a bound of 512 limits registers to 128, with which
+// squares of halves spill on sm_75 and sm_80.
+#if __CUDA_ARCH__ <= 800
+template <class D> constexpr int TILE_THREADS = D::LEN == 8 ? 384 : 512;
+#else
+template <class D> constexpr int TILE_THREADS = 512;
+#endif
 
 // The rows of a tile as numbers in shared memory.
 template <class D, int INPUTS> struct TileMemory {
@@ -144,14 +151,16 @@ template <class D> struct TileSoftmax {
       for (int i = 0; i < shape.runs; ++i) m = each_max<D>(m, left[i * run_apart]);
     }
 
-    const References at = references(m);
     bool shift = false;
+    {
+      const References at = references(m);
 #pragma unroll
-    for (int j = 0; j < LEN; ++j) shift |= at.row[j].base != C(0);
+      for (int j = 0; j < LEN; ++j) shift |= at.row[j].base != C(0);
+    }
     if (shift)
-      sums<true>(memory, merge, shape, at);
+      sums<true>(memory, merge, shape, m);
     else
-      sums<false>(memory, merge, shape, at);
+      sums<false>(memory, merge, shape, m);
     block_barrier();
 
     merge.reduce([&](int row) { return share_max(memory, shape, row); });
@@ -189,7 +198,9 @@ private:
   struct References {
     Reference<D> row[LEN];
   };
-  static __device__ __forceinline__ References references(const Words &m) {
+  // Of maxima m: in each square again, since 8 of them would take as many registers as it has.
+  static __device__ __forceinline__ References references(Words m) {
+    if (LEN == 8) m = settled(m);
     auto at = [&](int j) { return Reference<D>(largest(-Limits<C>::infinity(), D::get(m, j))); };
     if constexpr (LEN == 8)
       return References{{at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)}};
@@ -208,13 +219,14 @@ private:
 
   template <bool SHIFT>
   static __device__ __forceinline__ void sums(const TileMemory<D, 1> &memory, const TileMerge<D, 1> &merge, const TileShape<D> &shape,
-                                              const References &at) {
+                                              const Words &m) {
     C d[LEN];
 #pragma unroll
     for (int j = 0; j < LEN; ++j) d[j] = C(0);
     shape.for_squares(memory.tile, [&](int k, int, Words *place) {
       Square<D> s = shape.square(place);
       s.transpose();
+      const References at = references(m);
 #pragma unroll
       for (int j = 0; j < LEN; ++j) {
         C e[LEN];
@@ -256,10 +268,10 @@ private:
   template <bool SHIFT>
   static __device__ __forceinline__ void results(const TileMemory<D, 1> &memory, const TileOperand<D> &y, const TileShape<D> &shape,
                                                  const Words &m, const C (&weights)[LEN]) {
-    const References at = references(m);
     shape.for_squares(memory.tile, [&](int, int v, Words *place) {
       Square<D> s = shape.square(place);
       s.transpose();
+      const References at = references(m);
 #pragma unroll
       for (int j = 0; j < LEN; ++j) {
         C e[1][LEN];
@@ -271,7 +283,7 @@ private:
         }
         Words out[1];
         CachedSoftmax<D>::scaled(out, e, weights[j]);
-        s.x[j] = out[0];
+        s.x[j] = settled(out[0]); // before the next row is begun: it would take more registers than there are
       }
       y.put(place, shape, v, s);
     });
@@ -340,14 +352,14 @@ template <class D> struct TileSoftmaxBackward {
 };
 
 #define SOFTMAX_KERNEL(dtype, D)                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) tile_softmax_##dtype##_columns(SOFTMAX_PARAMETERS(D)) {          \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS<D>, 1) tile_softmax_##dtype##_columns(SOFTMAX_PARAMETERS(D)) {          \
     const TileShape<D> shape(rows, share);                                                                                       \
     const TileOperand<D> from(x, rows, x_at, shape), to(y, rows, y_at, shape);                                                   \
     TileSoftmax<D>::rows(from, to, shape);                                                                                       \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1)                                                                  \
+  extern "C" __global__ void __launch_bounds__(TILE_THREADS<D>, 1)                                                                  \
       tile_softmax_backward_##dtype##_columns(SOFTMAX_BACKWARD_PARAMETERS(D)) {                                                  \
     const TileShape<D> shape(rows, share);                                                                                       \
     const TileOperand<D> ys(y, rows, y_at, shape), gs(g, rows, g_at, shape), to(dx, rows, dx_at, shape);                         \

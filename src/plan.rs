@@ -8,13 +8,14 @@
 //! memory ([`Access`]) keep this ownership, so they give the same bits.
 
 mod choose;
+mod slabs;
 mod tiles;
 
-use crate::rows::Operand;
+use crate::rows::{Operand, RowSpace};
 use candle_core::DType;
 
-pub use choose::{plan, plan_of};
 use choose::SLICE;
+pub use choose::{plan, plan_of};
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -142,7 +143,10 @@ pub enum Family {
     /// A block or a cluster of them a tile of rows that lie side by side; they stay in shared memory. Each row has
     /// the bits that it has in [`Family::Warp`] or [`Family::Block`].
     Tile,
-    /// The same where that does not fit: 32 threads a row play its threads in turns, and read it twice.
+    /// A block a chunk of whole slabs, (columns, rows side by side) each, in shared memory, for short rows of which few
+    /// lie side by side. Each row has the bits that it has in [`Family::Warp`].
+    Slab,
+    /// As [`Family::Tile`] where that does not fit: 32 threads a row play its threads in turns, and read it twice.
     TileStream,
 }
 
@@ -155,6 +159,7 @@ impl Family {
             Self::Cluster => "cluster",
             Self::Stream => "stream",
             Self::Tile => "tile",
+            Self::Slab => "slab",
             Self::TileStream => "tile_stream",
         }
     }
@@ -167,14 +172,23 @@ pub struct Extent {
     pub rows: usize,
     /// The size of their innermost dim: those that lie side by side in [`Access::Columns`].
     pub beside: usize,
+    /// Whether every operand is contiguous as (outer, columns, beside).
+    pub slabs: bool,
 }
 
 impl Extent {
-    /// Of rows in these dims, outermost first.
-    pub fn of(dims: &[usize]) -> Self {
+    /// Of these rows.
+    pub fn of<const N: usize>(space: &RowSpace<N>) -> Self {
+        let beside = space.dims.last().copied().unwrap_or(1);
+        // Outer slabs one after another, or a single one.
+        let strides = [space.cols.wrapping_mul(beside), 1];
+        let dims = space.dims.len();
+        let is_slabs =
+            |o: &Operand| o.col_stride == beside && o.row_strides == strides[2 - dims.min(2)..];
         Self {
-            rows: dims.iter().product(),
-            beside: dims.last().copied().unwrap_or(1),
+            rows: space.rows,
+            beside,
+            slabs: matches!(dims, 1 | 2) && space.operands.iter().all(is_slabs),
         }
     }
 
@@ -182,6 +196,7 @@ impl Extent {
     pub const MANY: Self = Self {
         rows: usize::MAX,
         beside: usize::MAX,
+        slabs: false,
     };
 }
 
@@ -225,7 +240,7 @@ impl Kernel {
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
             Family::Warp => format!("{name}_{}x{}", self.lanes, self.vectors),
-            Family::Block | Family::Stream | Family::TileStream => {
+            Family::Block | Family::Stream | Family::Slab | Family::TileStream => {
                 format!("{name}_{}", self.vectors)
             }
             Family::Cluster | Family::Tile => name,
@@ -245,7 +260,7 @@ pub struct LaunchPlan {
     pub turns: usize,
     /// Rows that one block takes at a time.
     pub rows_per_block: usize,
-    /// Of a [`Family::Tile`], the rows of the innermost dim, whose tiles do not go on in the next; else 0.
+    /// Of a [`Family::Tile`] or [`Family::Slab`], the rows of the innermost dim; tiles do not go on in the next. Else 0.
     pub beside: usize,
     /// Of a [`Family::Tile`], threads that share what one thread of the contiguous row has.
     pub runs: usize,
@@ -264,6 +279,7 @@ impl LaunchPlan {
     pub fn block(&self) -> usize {
         match self.kernel.family {
             Family::Tile => self.tile_threads(),
+            Family::Slab => 256, // a constant of kernels/slab.cu
             _ => self.threads_per_row * self.rows_per_block,
         }
     }
@@ -275,12 +291,11 @@ impl LaunchPlan {
             Family::Tile => (rows / self.beside.max(1)).checked_mul(of_rows(self.beside))?,
             _ => of_rows(rows),
         };
-        (taken.checked_mul(self.cluster))
-            .filter(|&blocks| blocks <= limits.max_grid_x)
+        (taken.checked_mul(self.cluster)).filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
-    /// The kernel's last argument: the threads that share a row; of the tile family that and the shape of a tile
-    /// (kernels/square.cuh says in which bits); of the cluster family twice the vectors of a slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
+    /// The kernel's last argument: the threads that share a row; of the tile and slab families that and the shape
+    /// of a tile or chunk (kernels/square.cuh and slab.cu say in which bits); of the cluster family twice the vectors of a slice, and one more if results go back in bulk. That moves no bits, so it may look at the rows: with
     /// fewer than two blocks an SM the way back is something to wait for (1x128256 bf16: 5.2 us, 4.6 without).
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
@@ -290,6 +305,7 @@ impl LaunchPlan {
                 let of_block = usize::from(self.of_block);
                 return self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16;
             }
+            Family::Slab => return self.threads_per_row | self.rows_per_block / self.beside << 8,
             _ => return self.threads_per_row * self.turns,
         }
         let blocks = rows.saturating_mul(self.cluster);

@@ -149,7 +149,7 @@ impl<const N: usize> Call<N> {
             self.row_op,
             self.float,
             space.cols,
-            Extent::of(&space.dims),
+            Extent::of(space),
             self.access(operands),
             &limits,
         );

@@ -101,7 +101,7 @@ impl Gpu {
         context.bind_to_thread().w()?;
         let module = self.module(kernel.family, context)?;
         let function = module.load_function(&kernel.name()).w()?;
-        if matches!(kernel.family, Family::Cluster | Family::Tile) {
+        if matches!(kernel.family, Family::Cluster | Family::Tile | Family::Slab) {
             use CUfunction_attribute as Attribute;
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -133,6 +133,7 @@ impl Gpu {
             Family::Cluster => fat_binary::CLUSTER,
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
+            Family::Slab => fat_binary::SLAB,
             Family::TileStream => fat_binary::TILE_STREAM,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;

@@ -1,5 +1,6 @@
 //! Which plan a row gets: the thresholds, with the measurements that set them.
 
+use super::slabs::slab_plan;
 use super::tiles::tile_plan;
 use super::{Access, DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
 
@@ -81,6 +82,14 @@ pub fn plan_of(
     access: Access,
     limits: &DeviceLimits,
 ) -> LaunchPlan {
+    if extent.slabs && matches!(access, Access::Columns | Access::Strided) {
+        let apart = plan(op, dtype, cols, Access::Strided, limits);
+        let slabs = warp_shape(apart.slice)
+            .and_then(|shape| slab_plan(&apart, shape, cols, extent, limits));
+        if let Some(slabs) = slabs {
+            return slabs;
+        }
+    }
     if access == Access::Columns {
         let apart = plan(op, dtype, cols, Access::Strided, limits);
         return tile_plan(&apart, extent, limits)

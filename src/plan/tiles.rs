@@ -11,9 +11,8 @@ const PART: usize = 72 << 10;
 const PARTS: usize = 8;
 /// Warps on an SM, as far as the rows and the vectors of a thread suffice.
 const WARPS: usize = 12;
-/// Threads of a block, at least, for short rows; and at most, a constant of kernels/tile.cu.
+/// Threads of a block, at least, for short rows.
 const THREADS: usize = 128;
-const MOST_THREADS: usize = 512;
 /// Most rows of a tile, of which `share` has the logarithm in four bits.
 const MOST_ROWS: usize = 512;
 /// Rows of a tile for each that is there, at most: with fewer the threads of a warp are better used otherwise.
@@ -84,7 +83,7 @@ pub(super) fn tile_plan(
     let wanted = (WIDE / dtype.size()).max(len * THREADS / threads);
     let rows = extent.beside.min(MOST_ROWS).next_power_of_two();
     let rows = wanted.min(rows).max(least);
-    if rows > ROWS_FOR_ONE * extent.beside.max(len) {
+    if rows > extent.beside.max(len).saturating_mul(ROWS_FOR_ONE) {
         return None;
     }
     let mut plan = LaunchPlan {
@@ -104,7 +103,9 @@ pub(super) fn tile_plan(
 
     let room = limits.max_shared_bytes.saturating_sub(1 << 10);
     let blocks = |plan: &LaunchPlan| plan.grid(extent.rows, limits).unwrap_or(usize::MAX);
-    let fits = |plan: &LaunchPlan| plan.shared_bytes <= room && plan.block() <= MOST_THREADS;
+    // Constants of kernels/tile.cu, where squares of halves take more than 128 registers before sm_86.
+    let most_threads = if dtype.size() == 2 { 384 } else { 512 };
+    let fits = |plan: &LaunchPlan| plan.shared_bytes <= room && plan.block() <= most_threads;
     let few = |plan: &LaunchPlan| blocks(plan) <= limits.multiprocessors / 2;
 
     let most_parts = PARTS.min(limits.max_cluster).min(plan.shares());
@@ -116,8 +117,7 @@ pub(super) fn tile_plan(
         plan = plan.with(|p| p.cluster *= 2);
     }
     while plan.rows_per_block / 2 >= least
-        && (!fits(&plan)
-            || few(&plan) && plan.rows_per_block / 2 * dtype.size() >= NARROW)
+        && (!fits(&plan) || few(&plan) && plan.rows_per_block / 2 * dtype.size() >= NARROW)
     {
         plan = plan.with(|p| p.rows_per_block /= 2);
     }

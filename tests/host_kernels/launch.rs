@@ -151,7 +151,7 @@ fn run<const N: usize>(
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
     let access = Access::of(&space.operands, float);
-    let extent = Extent::of(&space.dims);
+    let extent = Extent::of(&space);
     let plan = plan_of(op, float, space.cols, extent, access, limits);
     let rows = Rows {
         rows: space.rows as i64,
