@@ -305,7 +305,7 @@ impl LaunchPlan {
                 let of_block = usize::from(self.of_block);
                 return self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16;
             }
-            Family::Slab => return self.threads_per_row | self.rows_per_block / self.beside << 8,
+            Family::Slab => return self.threads_per_row | (self.rows_per_block / self.beside) << 8,
             _ => return self.threads_per_row * self.turns,
         }
         let blocks = rows.saturating_mul(self.cluster);

@@ -117,10 +117,10 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
     }
     let families = [Family::Warp, Family::Block, Family::Cluster, Family::Stream];
     let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
-    let tiles = [Family::Tile, Family::TileStream];
+    // And tiles; long rows of both halves do not fit one, and are read twice.
     assert_eq!(
         seen.len(),
-        (families.len() * accesses.len() + tiles.len()) * DTYPES.len(),
+        (families.len() * accesses.len() + 1) * DTYPES.len() + 2,
         "{seen:?}"
     );
     Ok(())
