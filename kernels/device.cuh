@@ -228,6 +228,10 @@ __device__ __forceinline__ u32 largest_bf16(u32 a, u32 b) {
 #endif
 }
 
+// Of two words, their low halves, and their high ones.
+__device__ __forceinline__ u32 low_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x5410); }
+__device__ __forceinline__ u32 high_halves(u32 a, u32 b) { return __byte_perm(a, b, 0x7632); }
+
 // ---------------------------------------------------------------- 16-byte accesses
 
 struct alignas(16) Words {
@@ -271,6 +275,17 @@ __device__ __forceinline__ void copy_words(Words *to, const void *from) {
 #else
   *to = load_words<false>(from);
 #endif
+}
+// The same of one element.
+template <class T> __device__ __forceinline__ void copy_element(T *to, const T *from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(T) >= 4) {
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(sizeof(T)) : "memory");
+    return;
+  }
+#endif
+  *to = *from;
 }
 __device__ __forceinline__ void copies_done() {
 #if __CUDA_ARCH__ >= 800

@@ -1,5 +1,5 @@
-// Rows side by side in memory, columns apart: a block takes a tile of `rows` neighbouring rows, and in each of them
-// its threads play those of the contiguous row.
+// Rows side by side in memory, columns apart, where tile.cu has not the shared memory that it needs: a block takes a tile
+// of `rows` neighbouring rows, and in each of them its threads play those of the contiguous row.
 //
 //            row 0   row 1  ..  row 15
 //   lane 0     0       1    ..    15      thread = lane * rows + row: a warp loads an element of 16 neighbours in
@@ -166,29 +166,6 @@ template <class C, int SHARES, int APART> struct ShareSlots {
 private:
   template <class Term> __device__ __forceinline__ C total(Term term) const {
     return butterfly_in_rounds<SHARES>(C(0), [&](int i) { return i < shares ? term(i) : C(0); }, [](C a, C b) { return add(a, b); });
-  }
-};
-
-// As Block: lanes in shares of a warp's. Barriers: one for the maximum, two for the sum.
-template <class C, int SHARES, int APART> struct TileBlock {
-  TileGroup<C, WARP, APART> group;
-  ShareSlots<C, SHARES, APART> shares;
-  int lane;
-
-  __device__ __forceinline__ C share_max(C x) const { return group.share_max(x); }
-  __device__ __forceinline__ C sum(C x) const {
-    leave(C(0), group.sum(x));
-    return shares.gather_sum();
-  }
-  template <class D> __device__ __forceinline__ C weight(const Reference<D> &at, C x) const {
-    leave(at.m, group.sum(x));
-    return shares.template gather<D>().weight(at);
-  }
-
-private:
-  __device__ __forceinline__ void leave(C m, C d) const {
-    if (lane % WARP == 0) shares.leave(lane / WARP, m, d);
-    block_barrier();
   }
 };
 

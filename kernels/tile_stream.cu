@@ -1,4 +1,4 @@
-// Rows side by side, columns apart, too long for tile.cu: a block owns a tile of 16 neighbouring rows, 32 lanes each,
+// Rows side by side, columns apart, too long for the shared memory that tile.cu needs: a block owns a tile of 16 neighbouring rows, 32 lanes each,
 // that play the warps of the contiguous row (see tile.cuh) one after another.
 //
 //   contiguous row:   | warp 0 | warp 1 | .. | warp 0 | warp 1 | ..      vectors; thread t owns t, t + threads, ..
@@ -114,6 +114,8 @@ SOFTMAX_KERNEL(f16, F16, 4)
 SOFTMAX_KERNEL(bf16, BF16, 4)
 SOFTMAX_KERNEL(f32, F32, 4)
 SOFTMAX_KERNEL(f64, F64, 4)
+SOFTMAX_KERNEL(f32, F32, 8)
+SOFTMAX_KERNEL(f64, F64, 8)
 
 #define BACKWARD_TABLE(dtype, D)                                                                                                 \
   SOFTMAX_BACKWARD_KERNEL(dtype, D, 2)                                                                                           \

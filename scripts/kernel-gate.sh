@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles every kernels/*.cu for every supported architecture, prints the registers ptxas reports, and fails if a
-# kernel that caches rows (warp_*, block_*, cluster_*, cached_*, gang_*, tile_*, chunk_*) spills or has a stack frame: its cache would live in memory. Needs nvcc
+# kernel that caches rows (warp_*, block_*, cluster_*, cached_*, gang_*, tile_*, slab_*, chunk_*) spills or has a stack frame: its cache would live in memory. Needs nvcc
 # (scripts/cuda-toolkit.sh), no GPU.
 #
 #   scripts/kernel-gate.sh [ARCH...]       all kernels; default architectures 75 80 86 90 100 120
@@ -34,7 +34,7 @@ gate() {
     python3 - "$out" <<'PY'
 import pathlib, re, sys
 
-CACHED = "warp_", "block_", "cluster_", "cached_", "gang_", "tile_", "chunk_"
+CACHED = "warp_", "block_", "cluster_", "cached_", "gang_", "tile_", "slab_", "chunk_"
 rows, bad, total = [], [], 0
 for log in pathlib.Path(sys.argv[1]).glob("*.log"):
     arch, file = log.stem.split(".", 1)
@@ -61,7 +61,7 @@ for file, arch, n, cached, regs, top in sorted(rows):
 if any(r[2] == 0 for r in rows):
     sys.exit("FAIL: a .cu file holds no kernel")
 if not any(r[3] for r in rows):
-    sys.exit("FAIL: no kernel that caches rows (warp_*, block_*, cluster_*, cached_*, gang_*, tile_*, chunk_*) found")
+    sys.exit("FAIL: no kernel that caches rows (warp_*, block_*, cluster_*, cached_*, gang_*, tile_*, slab_*, chunk_*) found")
 if bad:
     sys.exit("FAIL: stack frame or spills in register-cached kernels:\n  " + "\n  ".join(sorted(bad)))
 print(f"PASS: {total} kernels compiled, no stack frame and no spill in {sum(r[3] for r in rows)} register-cached ones")

@@ -1,19 +1,21 @@
 //! Launch plans: which kernel a row gets, decided here as plain data and tested without a GPU.
 //!
-//! A plan depends on the columns, dtype, access and device, never on the number of rows: a row's
-//! bits must not depend on what is beside it (batch invariance). Kernels never choose anything.
+//! A plan depends on the columns, dtype, access and device, never on the number of rows (but in the shape of tiles,
+//! which moves no bits): a row's bits must not depend on what is beside it (batch invariance). Kernels never choose anything.
 //!
 //! Vector `v` of a row (its 16 bytes of columns, contiguous in memory or not), or of a block's slice of it,
 //! always belongs to thread `v % threads` as that thread's vector `v / threads`. All ways to access
 //! memory ([`Access`]) keep this ownership, so they give the same bits.
 
 mod choose;
+mod slabs;
+mod tiles;
 
-use crate::rows::Operand;
+use crate::rows::{Operand, RowSpace};
 use candle_core::DType;
 
-pub use choose::plan;
 use choose::{chunk_in_bulk, CHUNKS, CHUNK_THREADS};
+pub use choose::{plan, plan_of};
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -157,10 +159,13 @@ pub enum Family {
     Gang,
     /// A gang a row of any length, read twice (once for m and d, once to normalise).
     Stream,
-    /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it
-    /// has in [`Family::Warp`] or [`Family::Block`], and their bits.
+    /// A block or a cluster of them a tile of rows that lie side by side; they stay in shared memory. Each row has
+    /// the bits that it has in [`Family::Warp`] or [`Family::Block`].
     Tile,
-    /// The same for more threads than a block has: 32 a row play them in turns, and read it twice.
+    /// A block a chunk of whole slabs, (columns, rows side by side) each, in shared memory, for short rows of which few
+    /// lie side by side. Each row has the bits that it has in [`Family::Warp`].
+    Slab,
+    /// As [`Family::Tile`] where that does not fit: 32 threads a row play its threads in turns, and read it twice.
     TileStream,
     /// A block a chunk of rows one after another, in shared memory. Each row has the threads that it has in
     /// [`Family::Warp`], and their bits.
@@ -178,10 +183,46 @@ impl Family {
             Self::Gang => "gang",
             Self::Stream => "stream",
             Self::Tile => "tile",
+            Self::Slab => "slab",
             Self::TileStream => "tile_stream",
             Self::Chunk => "chunk",
         }
     }
+}
+
+/// How many rows there are: what decides the shape of tiles, and no bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// All of them.
+    pub rows: usize,
+    /// The size of their innermost dim: those that lie side by side in [`Access::Columns`].
+    pub beside: usize,
+    /// Whether every operand is contiguous as (outer, columns, beside).
+    pub slabs: bool,
+}
+
+impl Extent {
+    /// Of these rows.
+    pub fn of<const N: usize>(space: &RowSpace<N>) -> Self {
+        let beside = space.dims.last().copied().unwrap_or(1);
+        // Outer slabs one after another, or a single one.
+        let strides = [space.cols.wrapping_mul(beside), 1];
+        let dims = space.dims.len();
+        let is_slabs =
+            |o: &Operand| o.col_stride == beside && o.row_strides == strides[2 - dims.min(2)..];
+        Self {
+            rows: space.rows,
+            beside,
+            slabs: matches!(dims, 1 | 2) && space.operands.iter().all(is_slabs),
+        }
+    }
+
+    /// As many as could be.
+    pub const MANY: Self = Self {
+        rows: usize::MAX,
+        beside: usize::MAX,
+        slabs: false,
+    };
 }
 
 /// What a plan needs to know of a device.
@@ -215,8 +256,8 @@ pub struct Kernel {
     /// Lanes of a warp that share a row, if the kernel is for a number of them; else 0.
     pub lanes: usize,
     /// Most 16-byte vectors of a row that one thread keeps in registers; for [`Family::Stream`] those it
-    /// reads before it uses the first; for [`Family::Cluster`] and [`Family::Gang`], which are for any number, 0. For
-    /// [`Family::Chunk`] with one lane a row those of as many rows as a vector has elements: the columns.
+    /// reads before it uses the first; for those that are for any number, 0. For [`Family::Chunk`] with one lane a row
+    /// those of as many rows as a vector has elements: the columns.
     pub vectors: usize,
 }
 
@@ -226,13 +267,13 @@ impl Kernel {
         let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
-            Family::Warp | Family::Tile | Family::Chunk => {
-                format!("{name}_{}x{}", self.lanes, self.vectors)
-            }
-            Family::Block | Family::CachedCluster | Family::Stream | Family::TileStream => {
-                format!("{name}_{}", self.vectors)
-            }
-            Family::Cluster | Family::Gang => name,
+            Family::Warp | Family::Chunk => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Block
+            | Family::CachedCluster
+            | Family::Stream
+            | Family::Slab
+            | Family::TileStream => format!("{name}_{}", self.vectors),
+            Family::Cluster | Family::Gang | Family::Tile => name,
         }
     }
 }
@@ -251,7 +292,13 @@ pub struct LaunchPlan {
     pub rows_per_block: usize,
     /// Times that a block does so, at most: one unless it is a [`Family::Chunk`].
     pub passes: usize,
-    /// Blocks of a cluster that share one row.
+    /// Of a [`Family::Tile`] or [`Family::Slab`], the rows of the innermost dim; tiles do not go on in the next. Else 0.
+    pub beside: usize,
+    /// Of a [`Family::Tile`], threads that share what one thread of the contiguous row has.
+    pub runs: usize,
+    /// Of a [`Family::Tile`], whether it stands for [`Family::Block`].
+    pub of_block: bool,
+    /// Blocks of a cluster that share one row, or one tile.
     pub cluster: usize,
     /// Blocks that share one row without being a cluster.
     pub gang: usize,
@@ -266,16 +313,20 @@ impl LaunchPlan {
     pub fn block(&self) -> usize {
         match self.kernel.family {
             Family::Chunk => CHUNK_THREADS,
+            Family::Tile => self.tile_threads(),
+            Family::Slab => 256, // a constant of kernels/slab.cu
             _ => self.threads_per_row * self.rows_per_block,
         }
     }
 
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
-        let rows_of_block = self.rows_per_block * self.passes_of(rows, limits);
-        (rows.div_ceil(rows_of_block))
-            .checked_mul(self.cluster * self.gang)
-            .filter(|&blocks| blocks <= limits.max_grid_x)
+        let taken = match self.kernel.family {
+            Family::Tile => (rows / self.beside.max(1))
+                .checked_mul(self.beside.div_ceil(self.rows_per_block))?,
+            _ => rows.div_ceil(self.rows_per_block * self.passes_of(rows, limits)),
+        };
+        (taken.checked_mul(self.cluster * self.gang)).filter(|&blocks| blocks <= limits.max_grid_x)
     }
 
     /// Times that a block takes rows: fewer for so few that large chunks would leave multiprocessors idle.
@@ -285,12 +336,19 @@ impl LaunchPlan {
         spread.clamp(1, self.passes)
     }
 
-    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; of chunks
-    /// four times their rows, and one more to load them in bulk, two more to store them so.
+    /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; of tiles and
+    /// slabs those threads and the shape of a tile or chunk of slabs (kernels/square.cuh and slab.cu say in which
+    /// bits); of chunks of rows four times their rows, and one more to load them in bulk, two more to store them so.
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
             Family::CachedCluster | Family::Cluster | Family::Gang => self.slice,
             Family::Stream => self.slice / 32,
+            Family::Tile => {
+                let log2_rows = self.rows_per_block.ilog2() as usize;
+                let of_block = usize::from(self.of_block);
+                self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16
+            }
+            Family::Slab => self.threads_per_row | (self.rows_per_block / self.beside) << 8,
             Family::Chunk => {
                 let rows = self.rows_per_block * self.passes_of(rows, limits);
                 4 * rows + chunk_in_bulk(self.kernel.lanes)

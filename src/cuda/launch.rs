@@ -2,7 +2,7 @@
 
 use super::{modules, params};
 use crate::ops::float_type;
-use crate::plan::{plan, Access, FloatType, LaunchPlan, RowOp};
+use crate::plan::{plan_of, Access, Extent, FloatType, LaunchPlan, RowOp};
 use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{
@@ -145,10 +145,11 @@ impl<const N: usize> Call<N> {
             return Ok(());
         }
         let limits = modules::limits(device)?;
-        let plan = plan(
+        let plan = plan_of(
             self.row_op,
             self.float,
             space.cols,
+            Extent::of(space),
             self.access(operands),
             &limits,
         );

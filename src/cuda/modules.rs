@@ -105,6 +105,7 @@ impl Gpu {
         let function = module.load_function(&kernel.name()).w()?;
         use CUfunction_attribute as Attribute;
         let allow = |which, value| function.set_attribute(which, value).w();
+        // Clusters of a tile are of 8 blocks at most, which needs no word.
         let clusters = matches!(kernel.family, Family::Cluster | Family::CachedCluster);
         if clusters && self.limits.max_cluster > 8 {
             allow(
@@ -115,7 +116,12 @@ impl Gpu {
         // Others ask for no more than any kernel may.
         if matches!(
             kernel.family,
-            Family::Block | Family::Cluster | Family::Gang | Family::Stream
+            Family::Block
+                | Family::Cluster
+                | Family::Gang
+                | Family::Stream
+                | Family::Tile
+                | Family::Slab
         ) {
             let own = function
                 .get_attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
@@ -149,6 +155,7 @@ impl Gpu {
             Family::Gang => fat_binary::GANG,
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
+            Family::Slab => fat_binary::SLAB,
             Family::TileStream => fat_binary::TILE_STREAM,
             Family::Chunk => fat_binary::CHUNK,
         };

@@ -1,6 +1,8 @@
 //! Which plan a row gets: the thresholds, with the measurements that set them.
 
-use super::{Access, DeviceLimits, Family, FloatType, Kernel, LaunchPlan, RowOp};
+use super::slabs::slab_plan;
+use super::tiles::tile_plan;
+use super::{Access, DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
 
 /// Threads of a block in the warp family: 4 warps, so that a block's end idles at most 3 of them.
 const WARP_BLOCK: usize = 128;
@@ -39,18 +41,8 @@ pub(super) fn chunk_in_bulk(lanes: usize) -> usize {
     }
 }
 
-/// Rows of a tile, at least, for short rows, and in the tile stream family: 32 bytes of halves side by side,
-/// 64 of f32. (And two vectors of each row in a warp, where an operand has columns side by side.)
-const TILE_ROWS: usize = 16;
-/// Threads of a tile of shorter rows still.
-const TILE_BLOCK: usize = 128;
-/// Rows of a tile of the block family's rows, at least: 32 bytes of f32.
-const TILE_LEAST_ROWS: usize = 8;
-/// Threads of such a tile, of 64 registers: two blocks on an SM; and at most.
-const TILE_THREADS: usize = 512;
-const TILE_MOST_THREADS: usize = 1024;
-/// Vectors a thread of rows that are too long for such a tile, or, of halves, spill with 64 registers (sm_75).
-const TILE_STREAM_VECTORS: usize = 4;
+/// Rows of a tile in the tile stream family, a constant of its kernels: 32 bytes of halves, 64 of f32.
+const TILE_STREAM_ROWS: usize = 16;
 
 /// Threads of a block in the cluster family, a constant of kernels/slice.cuh.
 const SLICE_THREADS: usize = 256;
@@ -126,7 +118,7 @@ fn most_unaligned(op: RowOp, dtype: FloatType) -> usize {
     }
 }
 
-/// The plan for rows of `cols` columns. Pure: same arguments, same plan.
+/// The plan for rows of `cols` columns, of which there are many. Pure: same arguments, same plan.
 pub fn plan(
     op: RowOp,
     dtype: FloatType,
@@ -134,9 +126,31 @@ pub fn plan(
     access: Access,
     limits: &DeviceLimits,
 ) -> LaunchPlan {
+    plan_of(op, dtype, cols, Extent::MANY, access, limits)
+}
+
+/// The plan for rows of `cols` columns. How many they are moves no bits.
+pub fn plan_of(
+    op: RowOp,
+    dtype: FloatType,
+    cols: usize,
+    extent: Extent,
+    access: Access,
+    limits: &DeviceLimits,
+) -> LaunchPlan {
+    if extent.slabs && matches!(access, Access::Columns | Access::Strided) {
+        let apart = plan(op, dtype, cols, Access::Strided, limits);
+        let slabs = warp_shape(apart.slice)
+            .and_then(|shape| slab_plan(&apart, shape, cols, extent, limits));
+        if let Some(slabs) = slabs {
+            return slabs;
+        }
+    }
     if access == Access::Columns {
         let apart = plan(op, dtype, cols, Access::Strided, limits);
-        return tile_plan(&apart, limits).unwrap_or(apart);
+        return tile_plan(&apart, extent, limits)
+            .or_else(|| tile_stream_plan(&apart, limits))
+            .unwrap_or(apart);
     }
     if access == Access::Packed {
         let apart = plan(op, dtype, cols, Access::Unaligned, limits);
@@ -158,6 +172,9 @@ pub fn plan(
         turns: 1,
         rows_per_block: 1,
         passes: 1,
+        beside: 0,
+        runs: 1,
+        of_block: false,
         cluster: 1,
         gang: 1,
         slice: row_vectors,
@@ -203,40 +220,21 @@ pub fn plan(
         .unwrap_or_else(|| stream_plan(kernel(Family::Stream), row_vectors, limits))
 }
 
-/// Tiles for rows that would take `apart`, of the warp or block family; longer rows have none.
-fn tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
-    let threads = apart.threads_per_row;
-    let tile = |family, lanes, vectors, threads_per_row, rows_per_block| LaunchPlan {
+/// Tiles that are read twice, for rows that would take `apart`, of the block family.
+fn tile_stream_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
+    let plan = LaunchPlan {
         kernel: Kernel {
-            family,
+            family: Family::TileStream,
             access: Access::Columns,
-            lanes,
-            vectors,
             ..apart.kernel
         },
-        threads_per_row,
-        turns: threads / threads_per_row,
-        rows_per_block,
+        threads_per_row: 32,
+        turns: apart.threads_per_row / 32,
+        rows_per_block: TILE_STREAM_ROWS,
         ..*apart
     };
-    let plan = match apart.kernel.family {
-        Family::Warp => {
-            let (lanes, vectors) = warp_shape(apart.slice)?;
-            let rows = TILE_ROWS.max(TILE_BLOCK / lanes);
-            tile(Family::Tile, lanes, vectors, lanes, rows)
-        }
-        Family::Block => {
-            let vectors = apart.kernel.vectors;
-            let rows = 1 << (TILE_THREADS / threads).max(1).ilog2();
-            let rows = TILE_ROWS.min(TILE_LEAST_ROWS.max(rows));
-            match rows * threads <= TILE_MOST_THREADS && vectors != TILE_STREAM_VECTORS {
-                true => tile(Family::Tile, 0, vectors, threads, rows),
-                false => tile(Family::TileStream, 0, vectors, 32, TILE_ROWS),
-            }
-        }
-        _ => return None,
-    };
-    (plan.block() <= limits.max_threads_per_block).then_some(plan)
+    (apart.kernel.family == Family::Block && plan.block() <= limits.max_threads_per_block)
+        .then_some(plan)
 }
 
 /// Chunks of rows one after another that would take `apart`, of the warp family; longer rows have none, nor have
@@ -292,6 +290,9 @@ fn slices(
         turns: 1,
         rows_per_block: 1,
         passes: 1,
+        beside: 0,
+        runs: 1,
+        of_block: false,
         cluster,
         gang,
         slice,
@@ -380,6 +381,9 @@ fn stream_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Lau
         turns: 1,
         rows_per_block: 1,
         passes: 1,
+        beside: 0,
+        runs: 1,
+        of_block: false,
         cluster: 1,
         gang: row_vectors.div_ceil(slice),
         slice,

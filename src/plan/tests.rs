@@ -72,7 +72,17 @@ fn rows_fit_where_they_are_kept() {
                     "{cols} {p:?}"
                 );
             }
-            Family::Warp | Family::Block | Family::Tile | Family::TileStream => {
+            // A piece of 16 bytes for each of a vector's columns and 16 bytes of rows, at least.
+            Family::Tile => {
+                let (len, own) = (p.kernel.dtype.vector_len(), vectors / p.cluster);
+                let pieces = p.kernel.op.inputs() * own * p.rows_per_block;
+                assert!(p.shared_bytes >= pieces * 16, "{cols} {p:?}");
+                assert!(vectors <= p.threads_per_row * 8, "{cols} {p:?}");
+                assert!(p.runs <= len.min(vectors.max(1).div_ceil(p.threads_per_row)));
+            }
+            // None: those are slabs of an extent.
+            Family::Slab => unreachable!("{cols} {p:?}"),
+            Family::Warp | Family::Block | Family::TileStream => {
                 assert!(
                     vectors <= p.threads_per_row * p.turns * p.kernel.vectors,
                     "{cols} {p:?}"
@@ -126,8 +136,13 @@ fn rows_fit_where_they_are_kept() {
                 assert!(p.shared_bytes <= 48 << 10, "{cols} {p:?}");
             }
         }
+        // The driver's; and what there is of static memory in kernels, if there is.
+        let reserved = match p.kernel.family {
+            Family::Tile => 1024,
+            _ => 2048,
+        };
         assert!(
-            p.shared_bytes + 2048 <= device.max_shared_bytes,
+            p.shared_bytes + reserved <= device.max_shared_bytes,
             "{cols} {p:?}"
         );
     });
@@ -149,16 +164,13 @@ fn blocks_are_whole_warps_within_the_limit() {
             Family::CachedCluster | Family::Cluster | Family::Gang => {
                 assert_eq!(p.block(), 256, "what kernels/slice.cuh is for")
             }
+            Family::Slab => assert_eq!(p.block(), 256, "what kernels/slab.cu is for"),
             // As kernels/tile.cu and tile_stream.cu have it.
             Family::Tile => {
-                assert!(p.rows_per_block.is_power_of_two());
-                match p.kernel.lanes {
-                    0 => assert!(matches!(p.rows_per_block, 8 | 16) && p.block() <= 1024),
-                    lanes => {
-                        assert_eq!(p.threads_per_row, lanes);
-                        assert_eq!(p.rows_per_block, if lanes < 8 { 128 / lanes } else { 16 });
-                    }
-                }
+                assert!(p.block() <= 512, "{cols} {p:?}");
+                assert!(p.rows_per_block.is_power_of_two() && p.rows_per_block <= 512);
+                assert!(p.rows_per_block >= p.kernel.dtype.vector_len());
+                assert!(p.runs.is_power_of_two() && p.cluster.is_power_of_two());
             }
             Family::TileStream => {
                 assert_eq!((p.threads_per_row, p.rows_per_block), (32, 16));
@@ -183,6 +195,10 @@ fn clusters_are_of_blocks_that_a_device_has() {
                 2 * used > p.cluster,
                 "blocks with nothing to do: {cols} {p:?}"
             );
+        }
+        // Of the shares of its rows, each block has one at least, or the most that any has of them.
+        Family::Tile => {
+            assert!(p.cluster <= p.threads_per_row.div_ceil(32).min(device.max_cluster))
         }
         _ => assert_eq!(p.cluster, 1),
     });
@@ -267,14 +283,20 @@ fn access_does_not_move_columns_between_threads() {
                     let plans = ACCESSES.map(|a| plan(op, dtype, cols, a, device));
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
+                            // Blocks of a tile's cluster have shares of a row that keep their threads.
+                            let of_tile = p.kernel.family == Family::Tile;
+                            let cluster = if of_tile { 1 } else { p.cluster };
                             let threads = p.threads_per_row * p.turns;
-                            (threads, p.cluster, p.gang, p.slice)
+                            (threads, cluster, p.gang, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
+                        if p.kernel.family == Family::Tile {
+                            assert_eq!(p.share(1, device) & 1023, plans[0].share(1, device));
+                        }
                         // Tiles and chunks stand for the families that keep a row in registers alone.
                         let family = match p.kernel.family {
                             Family::Chunk => Family::Warp,
-                            Family::Tile if p.kernel.lanes > 0 => Family::Warp,
+                            Family::Tile if !p.of_block => Family::Warp,
                             Family::Tile | Family::TileStream => Family::Block,
                             // In registers or in shared memory.
                             Family::CachedCluster => Family::Cluster,
@@ -336,7 +358,7 @@ fn few_kernels() {
             let count = (names.iter())
                 .filter(|n| n.starts_with(family) && n.contains(&format!("_{}_", dtype.name())))
                 .count();
-            assert!((3..=34).contains(&count), "{family} {dtype:?}: {count}");
+            assert!((2..=34).contains(&count), "{family} {dtype:?}: {count}");
         }
     }
 }
@@ -374,16 +396,16 @@ fn table_of_plans() {
         (F32, 458_752, Aligned, "gang_softmax_f32_aligned", 256, 1, 1, 4096),
         (F32, 1 << 20, Columns, "gang_softmax_f32_strided", 256, 1, 1, 4096),
         (F32, 1 << 22, Aligned, "stream_softmax_f32_aligned_4", 256, 1, 1, 7968),
-        (F32, 7, Columns, "tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
-        (F32, 512, Columns, "tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
-        (F32, 1000, Columns, "tile_softmax_f32_columns_0x8", 32, 16, 1, 250),
-        (F32, 4096, Columns, "tile_softmax_f32_columns_0x8", 128, 8, 1, 1024),
-        (F32, 8192, Columns, "tile_stream_softmax_f32_columns_4", 32, 16, 1, 2048),
+        (F32, 7, Columns, "tile_softmax_f32_columns", 2, 256, 1, 2),
+        (F32, 512, Columns, "tile_softmax_f32_columns", 32, 16, 1, 128),
+        (F32, 1000, Columns, "tile_softmax_f32_columns", 32, 16, 1, 250),
+        (F32, 4096, Columns, "tile_softmax_f32_columns", 128, 16, 4, 1024),
+        (F32, 8192, Columns, "tile_softmax_f32_columns", 512, 16, 8, 2048),
         (F32, 8193, Columns, "cluster_softmax_f32_strided", 256, 1, 2, 1056),
-        (BF16, 1000, Columns, "tile_softmax_bf16_columns_32x4", 32, 16, 1, 125),
-        (BF16, 2048, Columns, "tile_softmax_bf16_columns_0x2", 128, 8, 1, 256),
-        (BF16, 4096, Columns, "tile_stream_softmax_bf16_columns_4", 32, 16, 1, 512),
-        (BF16, 8192, Columns, "tile_stream_softmax_bf16_columns_4", 32, 16, 1, 1024),
+        (BF16, 1000, Columns, "tile_softmax_bf16_columns", 32, 32, 1, 125),
+        (BF16, 2048, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 256),
+        (BF16, 4096, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 512),
+        (BF16, 8192, Columns, "tile_softmax_bf16_columns", 256, 32, 8, 1024),
         (BF16, 1000, Aligned, "warp_softmax_bf16_aligned_32x4", 32, 4, 1, 125),
         (BF16, 2048, Aligned, "block_softmax_bf16_aligned_2", 128, 1, 1, 256),
         (BF16, 8192, Aligned, "block_softmax_bf16_aligned_4", 256, 1, 1, 1024),
@@ -439,6 +461,10 @@ fn other_devices_get_what_they_have() {
         &small,
     );
     assert_eq!((p.kernel.family, p.threads_per_row), (Family::Stream, 128));
+    let small = DeviceLimits {
+        max_threads_per_block: 64,
+        ..H200
+    };
     let p = plan(RowOp::Softmax, FloatType::F32, 512, Access::Columns, &small);
     assert_eq!(p.kernel.name(), "warp_softmax_f32_strided_0x4");
 }
@@ -449,8 +475,12 @@ fn share_is_of_threads_or_of_a_slice() {
     assert_eq!(softmax(64).share(1, &H200), 8);
     assert_eq!(softmax(4096).share(1000, &H200), 128);
     // 16 turns of 32 threads.
-    let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
-    assert_eq!((turns.turns, turns.share(1, &H200)), (16, 512));
+    let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &T4);
+    assert_eq!((turns.turns, turns.share(1, &T4)), (16, 512));
+    // 512 threads of the block family, 16 rows, one run.
+    let tile = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
+    assert_eq!(tile.share(1, &H200), 512 | 1 << 10 | 4 << 12 | 1 << 16);
+    // 16 slices of 2048 vectors.
     let long = softmax(131_072);
     assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
     assert_eq!(softmax(524_288).share(4, &H200), 4096);
@@ -489,6 +519,79 @@ fn grids_cover_every_row_or_are_none() {
     );
     assert_eq!((p.grid(3, &H200), p.cluster), (Some(24), 8));
     assert_eq!(p.grid(usize::MAX, &H200), None);
+}
+
+#[test]
+fn tiles_fill_the_card() {
+    let tile = |dtype, cols, outer: usize, beside: usize| {
+        let extent = Extent {
+            rows: outer * beside,
+            beside,
+            slabs: false,
+        };
+        let p = plan_of(RowOp::Softmax, dtype, cols, extent, Access::Columns, &H200);
+        let blocks = p.grid(extent.rows, &H200);
+        (p.rows_per_block, p.cluster, p.runs, p.block(), blocks)
+    };
+    // Rows, blocks that share them, runs; threads of a block, blocks.
+    let (f32, bf16) = (FloatType::F32, FloatType::BF16);
+    assert_eq!(tile(f32, 1000, 64, 256), (16, 1, 1, 128, Some(1024)));
+    assert_eq!(tile(bf16, 1000, 64, 256), (32, 1, 1, 128, Some(512)));
+    assert_eq!(tile(f32, 4096, 8, 64), (16, 4, 4, 512, Some(128)));
+    assert_eq!(tile(bf16, 4096, 8, 64), (16, 4, 4, 256, Some(128)));
+    assert_eq!(tile(f32, 8192, 1, 4096), (16, 8, 1, 256, Some(2048)));
+    assert_eq!(tile(bf16, 8192, 1, 4096), (32, 8, 1, 128, Some(1024)));
+    // Few rows beside each other: fewer in a tile, or no tile.
+    assert_eq!(tile(f32, 1000, 9, 7).0, 8);
+    let mut few = Extent {
+        rows: 65536 * 7,
+        beside: 7,
+        slabs: false,
+    };
+    let plan_few = |few| plan_of(RowOp::Softmax, f32, 7, few, Access::Columns, &H200);
+    assert_eq!(plan_few(few).kernel.family, Family::Warp);
+    // Contiguous slabs: 80 of 196 bytes a chunk.
+    few.slabs = true;
+    let p = plan_few(few);
+    assert_eq!(p.kernel.name(), "slab_softmax_f32_columns_1");
+    assert_eq!((p.rows_per_block, p.block()), (80 * 7, 256));
+    assert_eq!(
+        (p.shared_bytes, p.share(few.rows, &H200)),
+        (80 * 196, 2 | 80 << 8)
+    );
+    assert_eq!(p.grid(few.rows, &H200), Some(820));
+    // Rows that tiles access in whole sectors; slabs that are too large.
+    let beside = |cols, beside| {
+        let extent = Extent {
+            rows: 1 << 20,
+            beside,
+            slabs: true,
+        };
+        plan_of(RowOp::Softmax, f32, cols, extent, Access::Columns, &H200)
+            .kernel
+            .family
+    };
+    assert_eq!(beside(7, 32), Family::Tile);
+    assert_eq!(beside(7, 9), Family::Slab);
+    assert_eq!(beside(400, 9), Family::Tile);
+}
+
+#[test]
+fn slabs_are_contiguous() {
+    use candle_core::{Layout, Shape};
+    let slabs = |dims: &[usize], strides: &[usize]| {
+        let x = Layout::new(Shape::from(dims), strides.to_vec(), 5);
+        let y = Layout::contiguous(dims);
+        Extent::of(&RowSpace::new("op", [&x, &y], 1).expect("a row space")).slabs
+    };
+    assert!(slabs(&[9, 7, 5], &[35, 5, 1]));
+    assert!(slabs(&[1, 7, 5], &[35, 5, 1]));
+    // A part of each slab; slabs apart; rows apart; another order; no rows side by side.
+    assert!(!slabs(&[9, 7, 4], &[35, 5, 1]));
+    assert!(!slabs(&[9, 7, 5], &[36, 5, 1]));
+    assert!(!slabs(&[9, 7, 5], &[70, 10, 2]));
+    assert!(!slabs(&[9, 7, 5], &[5, 45, 1]));
+    assert!(!slabs(&[9, 7], &[1, 9]));
 }
 
 #[test]

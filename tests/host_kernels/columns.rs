@@ -1,10 +1,10 @@
 //! Rows side by side in memory, columns apart: the tile families give the bits of the contiguous rows.
 
 use crate::compare::{assert_gradient, assert_same_bits, assert_softmax};
-use crate::launch::{on_host, places, Output};
+use crate::launch::{on_device, places, Output, LIMITS};
 use crate::{reference, rounded, DTYPES, INF};
 use candle_core::{DType, Device, Layout, Result, Shape, Tensor};
-use candle_online_softmax::plan::{Access, Family, RowOp};
+use candle_online_softmax::plan::{Access, DeviceLimits, LaunchPlan, RowOp};
 use std::collections::BTreeSet;
 
 /// Both sides of every threshold of the tile families, for every dtype.
@@ -12,6 +12,70 @@ const COLS: [usize; 22] = [
     2, 3, 7, 8, 9, 17, 33, 65, 130, 256, 257, 512, 513, 1000, 1025, 1537, 2049, 3000, 4096, 4097,
     8192, 12288,
 ];
+
+const LARGE: DeviceLimits = DeviceLimits {
+    max_shared_bytes: 256 << 10,
+    multiprocessors: 1,
+    ..LIMITS
+};
+/// Tiles of one block each, in much memory and in little, and of clusters, which these few rows always get.
+const DEVICES: [DeviceLimits; 3] = [
+    LARGE,
+    DeviceLimits {
+        max_shared_bytes: 64 << 10,
+        ..LARGE
+    },
+    DeviceLimits {
+        max_shared_bytes: 227 << 10,
+        max_cluster: 16,
+        multiprocessors: 132,
+        ..LIMITS
+    },
+];
+
+/// The columns to try: of the other devices those that take other plans there.
+fn cols_of(device: &DeviceLimits) -> Vec<usize> {
+    match *device == LARGE {
+        true => COLS.to_vec(),
+        false => vec![9, 130, 512, 1000, 2049, 4096, 8192],
+    }
+}
+
+fn devices() -> impl Iterator<Item = (&'static DeviceLimits, DType)> {
+    let of = |device| DTYPES.into_iter().map(move |dtype| (device, dtype));
+    DEVICES.iter().flat_map(of)
+}
+
+/// Family, blocks of a cluster, runs and rows of a plan.
+type PlanShape = (&'static str, usize, usize, usize);
+
+/// What there was of plans.
+#[derive(Default)]
+struct Seen(BTreeSet<PlanShape>);
+
+impl Seen {
+    fn add(&mut self, plan: &LaunchPlan) {
+        if plan.kernel.access == Access::Columns {
+            let family = plan.kernel.family.name();
+            (self.0).insert((family, plan.cluster, plan.runs, plan.rows_per_block));
+        }
+    }
+    fn assert_all(&self) {
+        let has =
+            |what: &dyn Fn(&PlanShape) -> bool| assert!(self.0.iter().any(what), "{:?}", self.0);
+        has(&|s| s.0 == "tile_stream");
+        has(&|s| s.0 == "slab");
+        for runs in [1, 2, 4] {
+            has(&|s| s.0 == "tile" && s.1 == 1 && s.2 == runs);
+        }
+        for parts in [4, 8] {
+            has(&|s| s.1 == parts && s.2 > 1);
+        }
+        for rows in [8, 16, 32, 64, 128] {
+            has(&|s| s.3 == rows);
+        }
+    }
+}
 
 /// Layouts of (outer, cols, inner), the rows `inner` side by side or in some other way.
 fn layouts(outer: usize, cols: usize, inner: usize) -> Vec<(&'static str, Layout)> {
@@ -83,9 +147,9 @@ fn as_rows(t: &Tensor) -> Result<Tensor> {
 /// Few rows or many beside each other, tiles that end inside of the inner dim or go over several outer ones.
 fn shapes(cols: usize) -> Vec<(usize, usize, usize)> {
     match cols {
-        0..=40 => vec![(3, cols, 7), (40, cols, 4), (2, cols, 130)],
-        41..=600 => vec![(3, cols, 7), (1, cols, 33)],
-        _ => vec![(2, cols, 9)],
+        0..=40 => vec![(3, cols, 7), (40, cols, 4), (2, cols, 130), (3, cols, 64)],
+        41..=600 => vec![(3, cols, 7), (1, cols, 33), (2, cols, 48)],
+        _ => vec![(2, cols, 9), (1, cols, 24)],
     }
 }
 
@@ -112,15 +176,16 @@ fn kinds(cols: usize, dtype: DType) -> impl Fn(usize, usize) -> f64 {
 
 #[test]
 fn softmax_of_columns_has_the_bits_of_rows() -> Result<()> {
-    let mut seen = BTreeSet::new();
-    for dtype in DTYPES {
-        for shape in COLS.into_iter().flat_map(shapes) {
+    let mut seen = Seen::default();
+    for (device, dtype) in devices() {
+        for shape in cols_of(device).into_iter().flat_map(shapes) {
             let (outer, cols, inner) = shape;
             let x = Values::new(shape, dtype, kinds(cols, dtype))?;
             let what = format!("{shape:?} {dtype:?}");
             let at = x.contiguous();
             let rows = storage(&x.rows, &at, dtype)?;
-            let Some((want, _)) = on_host(RowOp::Softmax, &[(&rows, &at)], Output::New, &what)?
+            let Some((want, _)) =
+                on_device(device, RowOp::Softmax, &[(&rows, &at)], Output::New, &what)?
             else {
                 return Ok(());
             };
@@ -130,43 +195,42 @@ fn softmax_of_columns_has_the_bits_of_rows() -> Result<()> {
                 for output in [Output::New, Output::InPlace] {
                     let what = format!("{name}, {what}");
                     let input = [(&source, &layout)];
-                    let Some((y, plan)) = on_host(RowOp::Softmax, &input, output, &what)? else {
+                    let Some((y, plan)) = on_device(device, RowOp::Softmax, &input, output, &what)?
+                    else {
                         return Ok(());
                     };
                     assert_same_bits(&as_rows(&y)?, &want, &what)?;
-                    seen.insert((plan.kernel.name(), plan.kernel.access == Access::Columns));
-                    let family = plan.kernel.family;
-                    assert!(
-                        matches!(family, Family::Tile | Family::TileStream) || cols > 4096,
-                        "{what}: {family:?}"
-                    );
+                    seen.add(&plan);
                 }
             }
         }
     }
-    // Eight shapes of the warp family, a tile of the block family, a stream.
-    assert_eq!(seen.iter().filter(|s| s.1).count(), 4 * 10, "{seen:?}");
+    seen.assert_all();
     Ok(())
 }
 
 /// A transposed matrix: its result is contiguous, so columns are read apart and written side by side.
 #[test]
 fn softmax_of_a_transposed_matrix() -> Result<()> {
-    for dtype in DTYPES {
-        for cols in COLS {
+    for (device, dtype) in devices() {
+        for cols in cols_of(device) {
             for (rows, wide) in [(19, 19), (19, 32)] {
                 let x = Values::new((1, cols, rows), dtype, kinds(cols, dtype))?;
                 let what = format!("{rows} of {cols}, {wide} apart, {dtype:?}");
                 let at = x.contiguous();
                 let source = storage(&x.rows, &at, dtype)?;
                 let input = [(&source, &at)];
-                let Some((want, _)) = on_host(RowOp::Softmax, &input, Output::New, &what)? else {
+                let Some((want, _)) =
+                    on_device(device, RowOp::Softmax, &input, Output::New, &what)?
+                else {
                     return Ok(());
                 };
                 let at = Layout::new(Shape::from((rows, cols)), vec![1, wide], 3);
                 let source = storage(&x.rows, &at, dtype)?;
                 let input = [(&source, &at)];
-                let Some((y, plan)) = on_host(RowOp::Softmax, &input, Output::New, &what)? else {
+                let Some((y, plan)) =
+                    on_device(device, RowOp::Softmax, &input, Output::New, &what)?
+                else {
                     return Ok(());
                 };
                 assert_same_bits(&y, &want, &format!("{what}, {}", plan.kernel.name()))?;
@@ -178,9 +242,9 @@ fn softmax_of_a_transposed_matrix() -> Result<()> {
 
 #[test]
 fn gradient_of_columns_has_the_bits_of_rows() -> Result<()> {
-    let mut seen = BTreeSet::new();
-    for dtype in DTYPES {
-        for shape in COLS.into_iter().flat_map(shapes) {
+    let mut seen = Seen::default();
+    for (device, dtype) in devices() {
+        for shape in cols_of(device).into_iter().flat_map(shapes) {
             let (outer, cols, inner) = shape;
             let noise = |r: usize, c: usize| ((r * 31 + c * 7919) % 1009) as f64 / 1009.0 - 0.5;
             let x = Values::new(shape, dtype, |r, c| noise(r, c) * (1 + r % 30) as f64)?;
@@ -193,31 +257,32 @@ fn gradient_of_columns_has_the_bits_of_rows() -> Result<()> {
             let at = y.contiguous();
             let rows = [storage(&y.rows, &at, dtype)?, storage(&g.rows, &at, dtype)?];
             let input = [(&rows[0], &at), (&rows[1], &at)];
-            let Some((want, _)) = on_host(RowOp::SoftmaxBackward, &input, Output::New, &what)?
+            let Some((want, _)) =
+                on_device(device, RowOp::SoftmaxBackward, &input, Output::New, &what)?
             else {
                 return Ok(());
             };
             assert_gradient(&want, &y.rows, &g.rows, cols, &what)?;
             let layouts = layouts(outer, cols, inner);
-            for (i, (name, y_at)) in layouts.iter().enumerate() {
-                // Each with another layout of g.
-                let (_, g_at) = &layouts[(i + 1) % layouts.len()];
+            // Each with another layout of g; and both contiguous.
+            for (i, j) in [(0, 1), (1, 2), (2, 0), (0, 0)] {
+                let ((name, y_at), (_, g_at)) = (&layouts[i], &layouts[j]);
                 let what = format!("{name}, {what}");
                 let columns = [
                     storage(&y.as_columns(), y_at, dtype)?,
                     storage(&g.as_columns(), g_at, dtype)?,
                 ];
                 let input = [(&columns[0], y_at), (&columns[1], g_at)];
-                let Some((dx, plan)) = on_host(RowOp::SoftmaxBackward, &input, Output::New, &what)?
+                let Some((dx, plan)) =
+                    on_device(device, RowOp::SoftmaxBackward, &input, Output::New, &what)?
                 else {
                     return Ok(());
                 };
                 assert_same_bits(&as_rows(&dx)?, &want, &what)?;
-                seen.insert((plan.kernel.name(), plan.kernel.access == Access::Columns));
+                seen.add(&plan);
             }
         }
     }
-    // Eight shapes of the warp family, a tile of the block family, two streams.
-    assert_eq!(seen.iter().filter(|s| s.1).count(), 4 * 11, "{seen:?}");
+    seen.assert_all();
     Ok(())
 }

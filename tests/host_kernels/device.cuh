@@ -89,6 +89,9 @@ inline u32 largest_bf16(u32 a, u32 b) {
   return low | (u32)narrow_bf16(fmaxf(widen_bf16((u16)(a >> 16)), widen_bf16((u16)(b >> 16)))) << 16;
 }
 
+inline u32 low_halves(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
+inline u32 high_halves(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
+
 struct alignas(16) Words {
   u32 w[4];
 };
@@ -112,10 +115,12 @@ inline Words *shared_memory() { return (Words *)host::block->shared_memory.data(
 
 // Copies to and from shared memory take effect at once.
 inline void copy_words(Words *to, const void *from) { *to = load_words<false>(from); }
+template <class T> void copy_element(T *to, const T *from) { *to = *from; }
 inline void copies_done() {}
 #define BULK host::bulk // both ways of the device, one a launch
-inline void bulk_load(Words *to, const void *from, int words, u64 *) {
+inline void bulk_load(Words *to, const void *from, int words, u64 *inbox) {
   for (int i = 0; i < words; ++i) to[i] = load_words<false>((const u8 *)from + 16ll * i);
+  *inbox -= 16ull * (u64)words;
 }
 inline void bulk_fence() {}
 inline void bulk_store(void *to, const Words *from, int words) {
@@ -124,22 +129,33 @@ inline void bulk_store(void *to, const Words *from, int words) {
 
 template <bool AT_ONCE = true> void predecessors_done() {}
 
-// A cluster of one block.
+// Messages take effect at once; an inbox counts the bytes that it waits for.
 template <class C> struct alignas(2 * sizeof(C)) Pair {
   C a, b;
 };
-inline int cluster_size() { return 1; }
-inline int cluster_rank() { return 0; }
-inline u32 cluster_index() { return blockIdx.x; }
-inline void inbox_open(u64 *, int) {}
-inline void inbox_wait(u64 *) {}
-inline void cluster_started() {}
-inline void cluster_wait_started() {}
-template <class C> void send(Pair<C> *, u64 *, int, Pair<C>) {}
+inline int cluster_size() { return (int)host::cluster_blocks; }
+inline int cluster_rank() { return (int)(host::block - host::block->cluster); }
+inline u32 cluster_index() { return blockIdx.x / (u32)cluster_size(); }
+inline void inbox_open(u64 *inbox, int bytes) { *inbox = (u64)bytes; }
+inline void inbox_wait(u64 *inbox) {
+  while (*inbox) host::wait_for_others();
+}
+inline void cluster_started() { host::cluster_started(); }
+inline void cluster_wait_started() { host::cluster_wait_started(); }
+template <class C> void send(Pair<C> *to, u64 *inbox, int rank, Pair<C> x) {
+  *host::there(to, rank) = x;
+  u64 *there = host::there(inbox, rank);
+  host::require(*there >= sizeof x, "a message to an inbox that waits for none");
+  *there -= sizeof x;
+  ++host::events;
+}
 
 // Gangs: blocks take turns, so that a plain access is whole.
 inline u32 take_ticket(u32 *counter) { return (*counter)++; }
-inline void post(u64 *at, u64 x) { *at = x; }
+inline void post(u64 *at, u64 x) {
+  *at = x;
+  ++host::events;
+}
 inline u64 look(const u64 *at) {
   if (!*at) host::wait_for_others();
   return *at;

@@ -11,10 +11,13 @@ namespace host {
 Fiber *current;
 Block *block;
 Dim block_size, grid_size;
+unsigned cluster_blocks;
 std::vector<Storage> storages;
 bool bulk;
+unsigned events;
 const char *failure;
 
+static thread_local char variables; // among the __shared__ ones, as all thread_local ones of a library are
 static const std::function<void()> *body;
 static unsigned launches;
 static constexpr size_t STACK_BYTES = 64 << 10; // of a fiber
@@ -24,6 +27,7 @@ void wait_for_others() { swapcontext(&current->context, &block->scheduler); }
 static void enter() {
   (*body)();
   current->done = true;
+  ++events;
   wait_for_others();
 }
 
@@ -37,22 +41,26 @@ static unsigned place(unsigned i) {
   }
 }
 
-// Which block is the i-th to start: in order, or every other one first, by launch. A GPU does not say, and blocks that
-// wait for their neighbours by number would wait for ever.
-static unsigned block_place(unsigned i) {
-  unsigned even = (grid_size.x + 1) / 2;
+// Which cluster, or block without one, is the i-th to start: in order, or every other one first, by launch. A GPU does
+// not say, and blocks that wait for their neighbours by number would wait for ever.
+static unsigned cluster_place(unsigned i) {
+  unsigned even = (grid_size.x / cluster_blocks + 1) / 2;
   return launches % 2 ? i : i < even ? 2 * i : 2 * (i - even) + 1;
 }
 
-static void start(Block &b, unsigned index) {
+static void start(Block &b, unsigned index, Block *cluster) {
   b.index.x = index;
+  b.cluster = cluster;
   b.warps.assign(block_size.x / 32, Warp());
-  b.barrier_arrived = b.barrier_complete = 0;
+  b.barrier_arrived = b.barrier_complete = b.started = 0;
+  b.left = block_size.x;
+  // What is read before it is written, shows: NaN in every format.
+  memset(b.shared_memory.data(), 0xff, b.shared_memory.size() * sizeof(std::max_align_t));
   for (unsigned i = 0; i < block_size.x; ++i) {
     Fiber &f = b.fibers[i];
     f.index.x = i;
     f.exchanges = f.barriers = 0;
-    f.done = false;
+    f.may_access = f.done = false;
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = STACK_BYTES;
@@ -60,29 +68,28 @@ static void start(Block &b, unsigned index) {
   }
 }
 
-// Runs every thread of the block once, as far as it gets. Returns whether one got anywhere, and counts those that are left.
-static bool run_round(Block &b, unsigned &left) {
-  bool progress = false;
+// Runs every thread of the block once, as far as it gets. Returns whether one got anywhere.
+static bool run_round(Block &b) {
+  unsigned before = events;
+  block = &b;
   for (unsigned i = 0; i < block_size.x; ++i) {
     Fiber &f = b.fibers[place(i)];
     if (f.done || failure) continue;
-    unsigned before = f.exchanges + f.barriers;
     current = &f;
     swapcontext(&b.scheduler, &f.context);
-    left -= f.done;
-    progress |= f.done || f.exchanges + f.barriers != before;
+    b.left -= f.done;
   }
-  return progress;
+  return events != before;
 }
 
 // Whose turn it is of CPU threads that take them one after another, until each has left.
 class Turns {
 public:
-  explicit Turns(unsigned count) : leaves(count) {}
+  explicit Turns(unsigned count) : changed(count), leaves(count) {}
 
   void wait(unsigned which) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return now == which; });
+    changed[which].wait(lock, [&] { return now == which; });
   }
   void pass(bool leave = false) {
     std::unique_lock<std::mutex> lock(mutex);
@@ -91,41 +98,50 @@ public:
       now = (now + 1) % leaves.size();
       if (!leaves[now]) break;
     }
-    changed.notify_all();
+    changed[now].notify_one();
   }
 
 private:
   std::mutex mutex;
-  std::condition_variable changed;
+  std::vector<std::condition_variable> changed; // to be each one's
   std::vector<bool> leaves;
   size_t now = 0;
 };
 
-const char *run_grid(unsigned grid, unsigned threads, unsigned at_once, size_t shared_bytes, const std::function<void()> &kernel) {
+const char *run_grid(unsigned grid, unsigned threads, unsigned at_once, unsigned cluster, size_t shared_bytes,
+                     const std::function<void()> &kernel) {
   failure = nullptr;
   ++launches;
   body = &kernel;
   grid_size.x = grid;
   block_size.x = threads;
+  cluster_blocks = cluster;
   at_once = at_once < grid ? at_once : grid;
   Turns turns(at_once);
-  unsigned next = 0, idle = 0; // the next block to start; rounds since one got anywhere
+  std::vector<Block> blocks(at_once);
+  unsigned next = 0, idle = 0; // the next cluster to start; rounds since one got anywhere
   auto run_blocks = [&](unsigned slot) {
-    Block b;
-    b.fibers = std::vector<Fiber>(threads);
-    for (Fiber &f : b.fibers) f.stack.reset(new char[STACK_BYTES]); // not touched before it is used
-    b.shared_memory.assign(shared_bytes / sizeof(std::max_align_t) + 1, std::max_align_t());
+    Block &own = blocks[slot], *first = &blocks[slot / cluster * cluster];
+    own.fibers = std::vector<Fiber>(threads);
+    for (Fiber &f : own.fibers) f.stack.reset(new char[STACK_BYTES]); // not touched before it is used
+    own.shared_memory.resize(shared_bytes / sizeof(std::max_align_t) + 1);
+    own.variables = &variables;
+    // First all, so that whoever is the first may start the others.
     turns.wait(slot);
-    while (next < grid && !failure) {
-      start(b, block_place(next++));
-      for (unsigned left = threads; left && !failure;) {
-        block = &b;
-        idle = run_round(b, left) ? 0 : idle + 1;
-        if (idle > at_once && !failure) failure = "lanes, threads or blocks wait for others that never come";
-        if (at_once == 1) continue;
-        turns.pass();
-        turns.wait(slot);
+    turns.pass();
+    turns.wait(slot);
+    while (!failure) {
+      bool ended = true;
+      for (unsigned i = 0; i < cluster; ++i) ended &= !first[i].left;
+      if (ended) {
+        if (next == grid / cluster) break;
+        unsigned index = cluster_place(next++) * cluster;
+        for (unsigned i = 0; i < cluster; ++i) start(first[i], index + i, first);
       }
+      idle = run_round(own) ? 0 : idle + 1;
+      if (idle > at_once && !failure) failure = "lanes, threads or blocks wait for others that never come";
+      turns.pass();
+      turns.wait(slot);
     }
     turns.pass(true);
   };
@@ -139,14 +155,15 @@ const char *run_grid(unsigned grid, unsigned threads, unsigned at_once, size_t s
 } // namespace host
 
 // `at` and `data`: the operands, the output last; `bytes` of each storage; `share` and `workspace`, the kernel's last arguments;
-// `at_once`: how many blocks run at once.
+// `at_once`: how many blocks run at once, of which each `cluster` are one.
 extern "C" const char *launch(void *kernel, const Rows *rows, const Operand *at, void **data, const size_t *bytes, int operands,
-                              int share, u64 *workspace, unsigned grid, unsigned block, unsigned at_once, size_t shared_bytes, bool bulk) {
+                              int share, u64 *workspace, unsigned grid, unsigned block, unsigned at_once, unsigned cluster,
+                              size_t shared_bytes, bool bulk) {
   host::bulk = bulk;
   host::storages.clear();
   for (int i = 0; i < operands; ++i) host::storages.push_back({(const char *)data[i], bytes[i], i == operands - 1});
   // A kernel that declares no workspace leaves it where it is.
-  return host::run_grid(grid, block, at_once, shared_bytes, [&] {
+  return host::run_grid(grid, block, at_once, cluster, shared_bytes, [&] {
     if (operands == 2)
       ((void (*)(Rows, Operand, Operand, void *, void *, int, u64 *))kernel)(*rows, at[0], at[1], data[0], data[1], share, workspace);
     else

@@ -1,17 +1,19 @@
 //! One launch of a kernel on the CPU, planned by the crate.
 
 use candle_core::{CpuStorage, DType, Device, Layout, Result, Storage, Tensor};
-use candle_online_softmax::plan::{plan, Access, DeviceLimits, FloatType, LaunchPlan, RowOp};
+use candle_online_softmax::plan::{
+    plan_of, Access, DeviceLimits, Extent, FloatType, LaunchPlan, RowOp,
+};
 use candle_online_softmax::rows::{RowSpace, MAX_ROW_DIMS};
 use half::{bf16, f16};
 use libloading::{Library, Symbol};
 use std::ffi::{c_char, c_void, CStr};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+/// As before sm_90, with no clusters.
 pub const LIMITS: DeviceLimits = DeviceLimits {
     max_threads_per_block: 1024,
     max_grid_x: (1 << 31) - 1,
-    // As before sm_90: the scheduler knows of no clusters.
     max_cluster: 1,
     // Small, so that rows of modest length are a gang's, and longer ones are streamed.
     max_shared_bytes: 100 << 10,
@@ -56,6 +58,7 @@ type Launch = unsafe extern "C" fn(
     grid: u32,
     block: u32,
     at_once: u32,
+    cluster: u32,
     shared_bytes: usize,
     bulk: bool,
 ) -> *const c_char;
@@ -152,7 +155,8 @@ fn run<const N: usize>(
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
     let access = Access::of(&space.operands, space.cols, float);
-    let plan = plan(op, float, space.cols, access, limits);
+    let extent = Extent::of(&space);
+    let plan = plan_of(op, float, space.cols, extent, access, limits);
     let rows = Rows {
         rows: space.rows as i64,
         cols: space.cols as i64,
@@ -196,8 +200,9 @@ fn run<const N: usize>(
             workspace.as_mut_ptr(),
             plan.grid(space.rows, limits).expect("a grid") as u32,
             plan.block() as u32,
-            // A gang alone, or with the first blocks of the next row.
-            (plan.gang + plan.gang / 2) as u32,
+            // A cluster or a gang alone, or a gang with the first blocks of the next row.
+            (plan.cluster * (plan.gang + plan.gang / 2)) as u32,
+            plan.cluster as u32,
             plan.shared_bytes,
             // Bulk copies as from sm_90 on, and none as before it: of packed rows, whose offsets are whole
             // vectors, too.

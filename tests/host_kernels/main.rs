@@ -16,7 +16,7 @@ mod packed;
 mod reference;
 
 use candle_core::{DType, Device, Layout, Result, Shape, Tensor};
-use candle_online_softmax::plan::{Access, DeviceLimits, Family, RowOp};
+use candle_online_softmax::plan::{DeviceLimits, Family, LaunchPlan, RowOp};
 use compare::{assert_gradient, assert_same_bits, assert_softmax, values};
 use launch::{on_device, on_host, Output, LIMITS};
 
@@ -76,69 +76,86 @@ fn rounded(values_in: &[f64], dtype: DType) -> Result<Vec<f64>> {
     values(&Tensor::new(values_in, &Device::Cpu)?.to_dtype(dtype)?)
 }
 
-#[test]
-fn softmax_in_every_family_access_and_dtype() -> Result<()> {
-    let mut seen = std::collections::BTreeSet::new();
+/// Family, access, dtype and blocks of a cluster of a plan.
+type PlanShape = (&'static str, &'static str, DType, usize);
+
+/// What there was of plans.
+#[derive(Default)]
+struct Seen(Vec<PlanShape>);
+
+impl Seen {
+    fn add(&mut self, plan: &LaunchPlan, dtype: DType) {
+        let (family, access) = (plan.kernel.family.name(), plan.kernel.access.name());
+        let shape = (family, access, dtype, plan.cluster);
+        if !self.0.contains(&shape) {
+            self.0.push(shape);
+        }
+    }
+    fn assert_has(&self, what: impl Fn(&PlanShape) -> bool, which: &str) {
+        assert!(self.0.iter().any(what), "{which}: {:?}", self.0);
+    }
+    /// That the families of clusters had every access and dtype in some of these blocks, and each number of them.
+    fn assert_clusters(&self, blocks: &[usize]) {
+        for dtype in DTYPES {
+            for (family, access) in CLUSTERS {
+                let of = |s: &PlanShape| (s.0, s.1, s.2) == (family, access, dtype) && s.3 > 1;
+                self.assert_has(of, &format!("{family} {access} {dtype:?}"));
+            }
+        }
+        for family in ["cached_cluster", "cluster"] {
+            for &blocks in blocks {
+                self.assert_has(|s| (s.0, s.3) == (family, blocks), &format!("{blocks}"));
+            }
+        }
+    }
+}
+
+const CLUSTERS: [(&str, &str); 3] = [
+    ("cached_cluster", "aligned"),
+    ("cluster", "unaligned"),
+    ("cluster", "strided"),
+];
+
+/// Rows of these widths in every layout and dtype, in a new tensor and in place: close to the reference, and of the
+/// same bits. None where there are no host kernels.
+fn softmax_in_every_layout(limits: &DeviceLimits, widths: &[usize]) -> Result<Option<Seen>> {
+    let mut seen = Seen::default();
     for dtype in DTYPES {
-        for cols in WIDTHS {
+        for &cols in widths {
             let x = rounded(&numbers(cols, cols), dtype)?;
             let want = reference::softmax(&x, cols);
             let mut first: Option<Tensor> = None;
             for (name, layout) in layouts(cols) {
                 let source = storage(&x, &layout, dtype)?;
-                let what = format!("{name}, {dtype:?}, {cols} columns");
-                let Some((y, plan)) =
-                    on_host(RowOp::Softmax, &[(&source, &layout)], Output::New, &what)?
-                else {
-                    return Ok(());
-                };
-                seen.insert((
-                    plan.kernel.family.name(),
-                    plan.kernel.access.name(),
-                    dtype.as_str(),
-                ));
-                assert_softmax(&y, &want, cols, &what)?;
-                match &first {
-                    None => first = Some(y),
-                    Some(first) => assert_same_bits(&y, first, &what)?,
-                }
-                let Some((in_place, _)) = on_host(
-                    RowOp::Softmax,
-                    &[(&source, &layout)],
-                    Output::InPlace,
-                    &what,
-                )?
-                else {
-                    return Ok(());
-                };
-                if let Some(first) = &first {
-                    assert_same_bits(&in_place, first, &format!("in place, {what}"))?;
+                for output in [Output::New, Output::InPlace] {
+                    let place = match output {
+                        Output::New => "",
+                        Output::InPlace => "in place, ",
+                    };
+                    let what = format!("{place}{name}, {dtype:?}, {cols} columns");
+                    let input = [(&source, &layout)];
+                    let Some((y, plan)) = on_device(limits, RowOp::Softmax, &input, output, &what)?
+                    else {
+                        return Ok(None);
+                    };
+                    seen.add(&plan, dtype);
+                    assert_softmax(&y, &want, cols, &what)?;
+                    match &first {
+                        None => first = Some(y),
+                        Some(first) => assert_same_bits(&y, first, &what)?,
+                    }
                 }
             }
         }
     }
-    let families = [
-        Family::Warp,
-        Family::Block,
-        Family::Cluster,
-        Family::Gang,
-        Family::Stream,
-    ];
-    let accesses = [Access::Aligned, Access::Unaligned, Access::Strided];
-    let others = [Family::Tile, Family::TileStream, Family::Chunk]; // of one access each
-    assert_eq!(
-        seen.len(),
-        // Of the clusters, aligned ones are in registers and the others in shared memory.
-        (families.len() * accesses.len() + others.len()) * DTYPES.len(),
-        "{seen:?}"
-    );
-    Ok(())
+    Ok(Some(seen))
 }
 
-#[test]
-fn gradient_in_every_family_access_and_dtype() -> Result<()> {
+/// The same of gradients, in a new tensor.
+fn gradient_in_every_layout(limits: &DeviceLimits, widths: &[usize]) -> Result<Option<Seen>> {
+    let mut seen = Seen::default();
     for dtype in DTYPES {
-        for cols in WIDTHS {
+        for &cols in widths {
             let y = rounded(&reference::softmax(&numbers(cols, 1), cols), dtype)?;
             let g: Vec<f64> = numbers(cols, 2).iter().map(|v| v.max(-100.0)).collect();
             let g = rounded(&g, dtype)?;
@@ -149,10 +166,17 @@ fn gradient_in_every_family_access_and_dtype() -> Result<()> {
                     (&storage(&g, &g_at, dtype)?, &g_at),
                 ];
                 let what = format!("{name}, {dtype:?}, {cols} columns");
-                let Some((dx, _)) = on_host(RowOp::SoftmaxBackward, &operands, Output::New, &what)?
+                let Some((dx, plan)) = on_device(
+                    limits,
+                    RowOp::SoftmaxBackward,
+                    &operands,
+                    Output::New,
+                    &what,
+                )?
                 else {
-                    return Ok(());
+                    return Ok(None);
                 };
+                seen.add(&plan, dtype);
                 assert_gradient(&dx, &y, &g, cols, &what)?;
                 match &first {
                     None => first = Some(dx),
@@ -160,6 +184,83 @@ fn gradient_in_every_family_access_and_dtype() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(Some(seen))
+}
+
+#[test]
+fn softmax_in_every_family_access_and_dtype() -> Result<()> {
+    let Some(seen) = softmax_in_every_layout(&LIMITS, &WIDTHS)? else {
+        return Ok(());
+    };
+    let mut families = CLUSTERS.to_vec();
+    for family in ["warp", "block", "gang", "stream"] {
+        families.extend(["aligned", "unaligned", "strided"].map(|access| (family, access)));
+    }
+    families.extend([("tile", "columns"), ("chunk", "packed")]);
+    for dtype in DTYPES {
+        for &(family, access) in &families {
+            let of = |s: &PlanShape| (s.0, s.1, s.2) == (family, access, dtype);
+            seen.assert_has(of, &format!("{family} {access} {dtype:?}"));
+        }
+    }
+    seen.assert_has(|s| s.0 == "tile_stream", "what does not fit a tile");
+    Ok(())
+}
+
+#[test]
+fn gradient_in_every_family_access_and_dtype() -> Result<()> {
+    gradient_in_every_layout(&LIMITS, &WIDTHS).map(|_| ())
+}
+
+/// Clusters of up to 4 blocks with large slices, and of up to 16.
+const OF_CLUSTERS: [(DeviceLimits, &[usize]); 2] = [
+    (
+        DeviceLimits {
+            max_cluster: 4,
+            ..LIMITS
+        },
+        &[9001, 16384, 40000, 64000],
+    ),
+    (
+        DeviceLimits {
+            max_cluster: 16,
+            max_shared_bytes: 227 << 10,
+            multiprocessors: 132,
+            ..LIMITS
+        },
+        &[8200, 16385, 33000, 50257, 70000, 128_256],
+    ),
+];
+
+#[test]
+fn softmax_in_clusters_of_blocks() -> Result<()> {
+    for (limits, widths) in &OF_CLUSTERS {
+        let Some(seen) = softmax_in_every_layout(limits, widths)? else {
+            return Ok(());
+        };
+        let blocks = [2, 4, 8, 16];
+        seen.assert_clusters(if limits.max_cluster == 4 {
+            &blocks[..2]
+        } else {
+            &blocks
+        });
+    }
+    Ok(())
+}
+
+#[test]
+fn gradient_in_clusters_of_blocks() -> Result<()> {
+    for (limits, widths) in &OF_CLUSTERS {
+        let Some(seen) = gradient_in_every_layout(limits, widths)? else {
+            return Ok(());
+        };
+        let blocks = [4, 8, 16];
+        seen.assert_clusters(if limits.max_cluster == 4 {
+            &blocks[..1]
+        } else {
+            &blocks
+        });
     }
     Ok(())
 }

@@ -1,0 +1,134 @@
+//! The shape of tiles: rows side by side, in shared memory. None of it moves bits, so it may look at the rows.
+
+use super::{DeviceLimits, Extent, Family, Kernel, LaunchPlan};
+
+/// Bytes of neighbouring rows, a column: two sectors; and at least, where tiles are few: one.
+const WIDE: usize = 64;
+const NARROW: usize = 32;
+/// Bytes of a block's tile from which on a cluster shares it; half of it, where blocks are few.
+const PART: usize = 72 << 10;
+/// Most blocks of such a cluster: what is portable.
+const PARTS: usize = 8;
+/// Warps on an SM, as far as the rows and the vectors of a thread suffice.
+const WARPS: usize = 12;
+/// Threads of a block, at least, for short rows.
+const THREADS: usize = 128;
+/// Most rows of a tile, of which `share` has the logarithm in four bits.
+const MOST_ROWS: usize = 512;
+/// Rows of a tile for each that is there, at most: with fewer the threads of a warp are better used otherwise.
+const ROWS_FOR_ONE: usize = 2;
+
+impl LaunchPlan {
+    /// Threads of a block of a tile.
+    pub(super) fn tile_threads(&self) -> usize {
+        let groups = self.rows_per_block / self.kernel.dtype.vector_len();
+        self.own_shares() * self.lanes() * groups * self.runs
+    }
+
+    /// Shares of a row: the warps of the contiguous row, or what it has of one.
+    fn shares(&self) -> usize {
+        self.threads_per_row.div_ceil(32)
+    }
+    fn own_shares(&self) -> usize {
+        self.shares().div_ceil(self.cluster)
+    }
+    fn lanes(&self) -> usize {
+        self.threads_per_row.min(32)
+    }
+    /// Vectors of a thread of the contiguous row.
+    fn per_thread(&self) -> usize {
+        self.slice.div_ceil(self.threads_per_row)
+    }
+
+    /// Bytes of shared memory, as `TileMemory` in kernels/tile.cu lays it out.
+    fn tile_bytes(&self) -> usize {
+        let dtype = self.kernel.dtype;
+        let (rows, len) = (self.rows_per_block, dtype.vector_len());
+        let (number, groups) = (dtype.size().max(4), rows / len);
+        let (own, lanes) = (self.own_shares(), self.lanes());
+        let (width, last) = (own * lanes, self.per_thread() - 1);
+        let vectors = last * width + width.min(self.slice - last * self.threads_per_row);
+        let maxima = self.runs * own * groups * 16;
+        let left = self.shares() * rows * 2 * number + 16;
+        let summed = if self.runs == 1 { 1 } else { last + 1 };
+        let sums = (summed * lanes + 1) * own * rows * number;
+        self.kernel.op.inputs() * vectors * (len * groups + 1) * 16 + maxima + left + sums
+    }
+
+    fn with(self, change: impl FnOnce(&mut Self)) -> Self {
+        let mut plan = self;
+        change(&mut plan);
+        plan.shared_bytes = plan.tile_bytes();
+        plan
+    }
+}
+
+/// Tiles for rows that would take `apart`, of the warp or block family, unless they do not fit or too few of them
+/// lie side by side.
+pub(super) fn tile_plan(
+    apart: &LaunchPlan,
+    extent: Extent,
+    limits: &DeviceLimits,
+) -> Option<LaunchPlan> {
+    let (dtype, threads) = (apart.kernel.dtype, apart.threads_per_row);
+    if !matches!(apart.kernel.family, Family::Warp | Family::Block) {
+        return None;
+    }
+    let (len, lanes) = (dtype.vector_len(), threads.min(32));
+    let least = (len * 32 / lanes).max(len);
+    let wanted = (WIDE / dtype.size()).max(len * THREADS / threads);
+    let rows = extent.beside.min(MOST_ROWS).next_power_of_two();
+    let rows = wanted.min(rows).max(least);
+    if rows > extent.beside.max(len).saturating_mul(ROWS_FOR_ONE) {
+        return None;
+    }
+    let mut plan = LaunchPlan {
+        kernel: Kernel {
+            family: Family::Tile,
+            access: super::Access::Columns,
+            lanes: 0,
+            vectors: 0,
+            ..apart.kernel
+        },
+        rows_per_block: rows,
+        beside: extent.beside,
+        of_block: apart.kernel.family == Family::Block,
+        ..*apart
+    };
+    plan = plan.with(|_| ());
+
+    let room = limits.max_shared_bytes.saturating_sub(1 << 10);
+    let blocks = |plan: &LaunchPlan| plan.grid(extent.rows, limits).unwrap_or(usize::MAX);
+    // Constants of kernels/tile.cu, where squares of halves take more than 128 registers before sm_86.
+    let most_threads = if dtype.size() == 2 { 384 } else { 512 };
+    let fits = |plan: &LaunchPlan| plan.shared_bytes <= room && plan.block() <= most_threads;
+    let few = |plan: &LaunchPlan| blocks(plan) <= limits.multiprocessors / 2;
+
+    let most_parts = PARTS.min(limits.max_cluster).min(plan.shares());
+    while 2 * plan.cluster <= most_parts
+        && (!fits(&plan)
+            || plan.shared_bytes > PART
+            || blocks(&plan) < limits.multiprocessors && plan.shared_bytes > PART / 2)
+    {
+        plan = plan.with(|p| p.cluster *= 2);
+    }
+    while plan.rows_per_block / 2 >= least
+        && (!fits(&plan) || few(&plan) && plan.rows_per_block / 2 * dtype.size() >= NARROW)
+    {
+        plan = plan.with(|p| p.rows_per_block /= 2);
+    }
+    // More warps, each with fewer vectors.
+    let warps = |plan: &LaunchPlan| {
+        let resident = (room / (plan.shared_bytes + (1 << 10))).max(1);
+        resident.min(blocks(plan).div_ceil(limits.multiprocessors)) * plan.block() / 32
+    };
+    while 2 * plan.runs <= len.min(plan.per_thread()) && warps(&plan) < WARPS {
+        let more = plan.with(|p| p.runs *= 2);
+        if !fits(&more) || warps(&more) <= warps(&plan) {
+            break;
+        }
+        plan = more;
+    }
+    let threads = limits.max_threads_per_block;
+    (fits(&plan) && plan.block() <= threads).then_some(plan)
+}
