@@ -60,7 +60,7 @@ static void start(Block &b, unsigned index, Block *cluster) {
     Fiber &f = b.fibers[i];
     f.index.x = i;
     f.exchanges = f.barriers = 0;
-    f.may_access = f.done = false;
+    f.may_access = f.others_started = f.done = false;
     getcontext(&f.context);
     f.context.uc_stack.ss_sp = f.stack.get();
     f.context.uc_stack.ss_size = STACK_BYTES;

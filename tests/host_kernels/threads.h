@@ -23,7 +23,8 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Dim index;
   unsigned exchanges = 0, barriers = 0; // how many it has entered
-  bool may_access = false; // memory: the launches before have ended
+  bool may_access = false;     // memory: the launches before have ended
+  bool others_started = false; // in the cluster, as it knows
   bool done = false;
 };
 
@@ -107,11 +108,13 @@ inline void cluster_started() {
 inline void cluster_wait_started() {
   for (unsigned i = 0; i < cluster_blocks; ++i)
     while (block->cluster[i].started < block_size.x) wait_for_others();
+  current->others_started = true;
 }
 
 // Where block `rank` of the cluster has what this one has at p: in the memory of the launch, or a __shared__ variable.
 template <class T> T *there(T *p, int rank) {
   Block &other = block->cluster[rank];
+  require(current->others_started, "a message to a block that may not have started");
   require(other.left, "a message to a block that has ended");
   const char *at = (const char *)p, *own = (const char *)block->shared_memory.data();
   bool of_launch = at >= own && at < own + block->shared_memory.size() * sizeof(std::max_align_t);
