@@ -113,7 +113,7 @@ mod ladder {
         }
         let mut wrong = 0;
         let mut peer = |name: &str, slack: f64, launch: &dyn Fn(&Tensor) -> Result<Tensor>| {
-            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::AsLaunched, &|i| {
+            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::of(name), &|i| {
                 launch(&x[i % x.len()])
             })
             .with_context(|| format!("{name}, {rows}x{cols}"))?;

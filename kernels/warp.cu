@@ -6,7 +6,7 @@
 // Passes over memory: one read, one write. Barriers, shared memory: none.
 // Invariant: all 32 lanes run every merge and store together; those past the last row have a row of no
 // columns (they load fill and store nothing).
-// The lanes are a constant, and with them every shuffle; only strided rows take them from `share`.
+// The lanes are a constant, and with them every shuffle, for aligned rows; others take them from `share`.
 #include "cached.cuh"
 #include "table.cuh"
 
@@ -66,7 +66,9 @@ template <class Body> __device__ __forceinline__ void for_row(const Rows &rows, 
 
 #define TABLE(dtype, D, KERNEL)                                                                                                  \
   ACCESS_TABLE(dtype, D, KERNEL, aligned, AlignedRow)                                                                            \
-  ACCESS_TABLE(dtype, D, KERNEL, unaligned, UnalignedRow)                                                                        \
+  KERNEL(dtype, D, unaligned, UnalignedRow, 0, 1)                                                                                \
+  KERNEL(dtype, D, unaligned, UnalignedRow, 0, 2)                                                                                \
+  KERNEL(dtype, D, unaligned, UnalignedRow, 0, 4)                                                                                \
   KERNEL(dtype, D, strided, StridedRow, 0, 4)
 
 TABLE(f16, F16, SOFTMAX_KERNEL)

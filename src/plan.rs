@@ -14,8 +14,8 @@ mod tiles;
 use crate::rows::{Operand, RowSpace};
 use candle_core::DType;
 
-use choose::{chunk_in_bulk, CHUNKS, CHUNK_THREADS};
 pub use choose::{plan, plan_of};
+use choose::{CHUNKS, CHUNK_THREADS};
 
 /// The float types the kernels take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -338,7 +338,7 @@ impl LaunchPlan {
 
     /// The kernel's number: the threads that share a row; of slices their vectors, of streamed ones over 32; of tiles and
     /// slabs those threads and the shape of a tile or chunk of slabs (kernels/square.cuh and slab.cu say in which
-    /// bits); of chunks of rows four times their rows, and one more to load them in bulk, two more to store them so.
+    /// bits); of chunks their rows.
     pub fn share(&self, rows: usize, limits: &DeviceLimits) -> usize {
         match self.kernel.family {
             Family::CachedCluster | Family::Cluster | Family::Gang => self.slice,
@@ -349,10 +349,7 @@ impl LaunchPlan {
                 self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16
             }
             Family::Slab => self.threads_per_row | (self.rows_per_block / self.beside) << 8,
-            Family::Chunk => {
-                let rows = self.rows_per_block * self.passes_of(rows, limits);
-                4 * rows + chunk_in_bulk(self.kernel.lanes)
-            }
+            Family::Chunk => self.rows_per_block * self.passes_of(rows, limits),
             _ => self.threads_per_row * self.turns,
         }
     }

@@ -120,10 +120,7 @@ impl Cell {
             "ours_inplace" => self.z.len(),
             _ => self.x.len(),
         };
-        let edges = match peer {
-            "ours_apart" => Edges::Apart,
-            _ => Edges::AsLaunched,
-        };
+        let edges = Edges::of(peer);
         let replay = Replay::fitting(&gpu.cuda, most, edges, &|i| self.launch(peer, i))?;
         let us = replay.us()?;
         // Overwritten before a last replay: a graph that writes nothing must not pass for a fast one. In place this is

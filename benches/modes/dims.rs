@@ -74,7 +74,7 @@ impl Case {
             out = launch(last)?;
             method = "calls";
         } else {
-            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::AsLaunched, &launch)?;
+            let replay = Replay::fitting(&gpu.cuda, x.len(), Edges::of(peer), &launch)?;
             us = replay.us()?;
             last = (replay.launches() - 1) % x.len();
             replay.last().zero_set()?;

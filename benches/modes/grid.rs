@@ -133,5 +133,5 @@ fn null(gpu: &Gpu) -> Result<f64> {
         unsafe { kernel.builder().launch(config) }?;
         Ok(one.clone())
     };
-    Replay::capture(&gpu.cuda, 512, Edges::AsLaunched, &launch)?.us()
+    Replay::capture(&gpu.cuda, 512, Edges::Apart, &launch)?.us()
 }

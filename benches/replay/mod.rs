@@ -6,8 +6,8 @@
 //! alone, on the same addresses. An operator that frees scratch memory cannot be replayed so: it is timed with its
 //! allocations, and [`Replay::method`] says it.
 //!
-//! Kernels that were launched to overlap the end of the launch before them (programmatic dependent launch), as they do
-//! on a stream, do so in the second graph: [`Edges::AsLaunched`]. [`Edges::Apart`] takes that away. Needs CUDA 12.3.
+//! This crate's kernels overlap the end of the launch before them (programmatic dependent launch): on a stream by an
+//! attribute of the launch, in the second graph by edges that say the same, [`Edges::Overlap`]. Needs CUDA 12.3.
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::{CudaDevice, Device, Tensor};
@@ -49,10 +49,20 @@ impl Gpu {
 /// What a launch waits for.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Edges {
-    /// What it asked for.
-    AsLaunched,
-    /// All of the launch before it.
+    /// Of a kernel before it, only where it says so: as this crate launches its own.
+    Overlap,
+    /// For all of the launch before it.
     Apart,
+}
+
+impl Edges {
+    /// Those of a peer of that name.
+    pub fn of(peer: &str) -> Self {
+        match peer {
+            "ours" | "ours_inplace" | "ours_backward" => Self::Overlap,
+            _ => Self::Apart,
+        }
+    }
 }
 
 /// A graph of the launches, and the outputs it writes.
@@ -226,9 +236,9 @@ unsafe fn without_allocations(
             CU_GRAPH_NODE_TYPE_KERNEL => {
                 let mut p = MaybeUninit::uninit();
                 sys::cuGraphKernelNodeGetParams_v2(node, p.as_mut_ptr()).result()?;
-                let overlaps = edges == Edges::AsLaunched
-                    && previous.is_some_and(|(_, kind)| kind == CU_GRAPH_NODE_TYPE_KERNEL)
-                    && may_overlap(node)?;
+                let after_kernel =
+                    previous.is_some_and(|(_, kind)| kind == CU_GRAPH_NODE_TYPE_KERNEL);
+                let overlaps = edges == Edges::Overlap && after_kernel;
                 let count = if overlaps { 0 } else { count };
                 sys::cuGraphAddKernelNode_v2(&mut new, graph, after, count, p.as_ptr()).result()?;
                 sys::cuGraphKernelNodeCopyAttributes(new, node).result()?;
@@ -265,12 +275,4 @@ unsafe fn without_allocations(
     );
     let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0))?;
     Ok(Some((graph, exec)))
-}
-
-/// Whether the kernel was launched to overlap the one before it.
-unsafe fn may_overlap(kernel: sys::CUgraphNode) -> Result<bool> {
-    let mut value = MaybeUninit::<sys::CUkernelNodeAttrValue>::zeroed();
-    let overlap = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    sys::cuGraphKernelNodeGetAttribute(kernel, overlap, value.as_mut_ptr()).result()?;
-    Ok(value.assume_init().programmaticStreamSerializationAllowed != 0)
 }

@@ -30,16 +30,6 @@ const CHUNK_BYTES: usize = 8 << 10;
 const CHUNK_BYTES_OF_HALVES: usize = 12 << 10;
 /// Chunks a multiprocessor, at least, before they get smaller.
 pub(super) const CHUNKS: usize = 8;
-/// Whether a chunk comes in bulk (1), and goes back so (2), see kernels/chunk.cu. Rows of a warp each way: 130055x129 f32
-/// takes 38.5 us, 39.8 if not back, 45 not at all; shorter ones not back (258111x65 f32 39.0 us, 39.8 if so); and those
-/// below a vector neither (8388608x2 f32 37.1 us, 37.4 if they come so).
-pub(super) fn chunk_in_bulk(lanes: usize) -> usize {
-    match lanes {
-        1 => 0,
-        32 => 1 + 2,
-        _ => 1,
-    }
-}
 
 /// Rows of a tile in the tile stream family, a constant of its kernels: 32 bytes of halves, 64 of f32.
 const TILE_STREAM_ROWS: usize = 16;
@@ -157,7 +147,6 @@ pub fn plan_of(
         return chunk_plan(&apart, cols).unwrap_or(apart);
     }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
-    let strided = access == Access::Strided;
     let kernel = |family, lanes, vectors| Kernel {
         op,
         dtype,
@@ -182,9 +171,10 @@ pub fn plan_of(
     };
 
     if let Some((lanes, vectors)) = warp_shape(row_vectors) {
-        let kernel = match strided {
-            true => kernel(Family::Warp, 0, WARP_STRIDED),
-            false => kernel(Family::Warp, lanes, vectors),
+        let kernel = match access {
+            Access::Aligned => kernel(Family::Warp, lanes, vectors),
+            Access::Unaligned => kernel(Family::Warp, 0, vectors),
+            _ => kernel(Family::Warp, 0, WARP_STRIDED),
         };
         return LaunchPlan {
             rows_per_block: WARP_BLOCK / lanes,
@@ -261,6 +251,7 @@ fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
         kernel: Kernel {
             family: Family::Chunk,
             access: Access::Packed,
+            lanes,
             vectors,
             ..apart.kernel
         },
