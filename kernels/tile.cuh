@@ -1,5 +1,5 @@
-// Rows side by side in memory, columns apart, where tile.cu has not the shared memory that it needs: a block takes a tile
-// of `rows` neighbouring rows, and in each of them its threads play those of the contiguous row.
+// Rows side by side in memory, columns apart, in registers (cached_tile.cu), or where tile.cu has not the shared memory
+// that it needs (tile_stream.cu): a block takes a tile of `rows` neighbouring rows, and in each of them its threads play those of the contiguous row.
 //
 //            row 0   row 1  ..  row 15
 //   lane 0     0       1    ..    15      thread = lane * rows + row: a warp loads an element of 16 neighbours in

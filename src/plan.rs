@@ -165,6 +165,9 @@ pub enum Family {
     /// A block a chunk of whole slabs, (columns, rows side by side) each, in shared memory, for short rows of which few
     /// lie side by side. Each row has the bits that it has in [`Family::Warp`].
     Slab,
+    /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it has in
+    /// [`Family::Warp`] or [`Family::Block`], and their bits.
+    CachedTile,
     /// As [`Family::Tile`] where that does not fit: 32 threads a row play its threads in turns, and read it twice.
     TileStream,
     /// A block a chunk of rows one after another, in shared memory. Each row has the threads that it has in
@@ -184,6 +187,7 @@ impl Family {
             Self::Stream => "stream",
             Self::Tile => "tile",
             Self::Slab => "slab",
+            Self::CachedTile => "cached_tile",
             Self::TileStream => "tile_stream",
             Self::Chunk => "chunk",
         }
@@ -267,7 +271,9 @@ impl Kernel {
         let (family, op, dtype) = (self.family.name(), self.op.name(), self.dtype.name());
         let name = format!("{family}_{op}_{dtype}_{}", self.access.name());
         match self.family {
-            Family::Warp | Family::Chunk => format!("{name}_{}x{}", self.lanes, self.vectors),
+            Family::Warp | Family::Chunk | Family::CachedTile => {
+                format!("{name}_{}x{}", self.lanes, self.vectors)
+            }
             Family::Block
             | Family::CachedCluster
             | Family::Stream

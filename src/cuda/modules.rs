@@ -156,6 +156,7 @@ impl Gpu {
             Family::Stream => fat_binary::STREAM,
             Family::Tile => fat_binary::TILE,
             Family::Slab => fat_binary::SLAB,
+            Family::CachedTile => fat_binary::CACHED_TILE,
             Family::TileStream => fat_binary::TILE_STREAM,
             Family::Chunk => fat_binary::CHUNK,
         };

@@ -82,7 +82,7 @@ fn rows_fit_where_they_are_kept() {
             }
             // None: those are slabs of an extent.
             Family::Slab => unreachable!("{cols} {p:?}"),
-            Family::Warp | Family::Block | Family::TileStream => {
+            Family::Warp | Family::Block | Family::CachedTile | Family::TileStream => {
                 assert!(
                     vectors <= p.threads_per_row * p.turns * p.kernel.vectors,
                     "{cols} {p:?}"
@@ -165,7 +165,17 @@ fn blocks_are_whole_warps_within_the_limit() {
                 assert_eq!(p.block(), 256, "what kernels/slice.cuh is for")
             }
             Family::Slab => assert_eq!(p.block(), 256, "what kernels/slab.cu is for"),
-            // As kernels/tile.cu and tile_stream.cu have it.
+            // As kernels/cached_tile.cu, tile.cu and tile_stream.cu have it.
+            Family::CachedTile => {
+                assert!(p.rows_per_block.is_power_of_two());
+                match p.kernel.lanes {
+                    0 => assert!(matches!(p.rows_per_block, 8 | 16) && p.block() <= 1024),
+                    lanes => {
+                        assert_eq!(p.threads_per_row, lanes);
+                        assert_eq!(p.rows_per_block, if lanes < 8 { 128 / lanes } else { 16 });
+                    }
+                }
+            }
             Family::Tile => {
                 assert!(p.block() <= 512, "{cols} {p:?}");
                 assert!(p.rows_per_block.is_power_of_two() && p.rows_per_block <= 512);
@@ -297,7 +307,8 @@ fn access_does_not_move_columns_between_threads() {
                         let family = match p.kernel.family {
                             Family::Chunk => Family::Warp,
                             Family::Tile if !p.of_block => Family::Warp,
-                            Family::Tile | Family::TileStream => Family::Block,
+                            Family::CachedTile if p.kernel.lanes > 0 => Family::Warp,
+                            Family::CachedTile | Family::Tile | Family::TileStream => Family::Block,
                             // In registers or in shared memory.
                             Family::CachedCluster => Family::Cluster,
                             family => family,
@@ -396,13 +407,13 @@ fn table_of_plans() {
         (F32, 458_752, Aligned, "gang_softmax_f32_aligned", 256, 1, 1, 4096),
         (F32, 1 << 20, Columns, "gang_softmax_f32_strided", 256, 1, 1, 4096),
         (F32, 1 << 22, Aligned, "stream_softmax_f32_aligned_4", 256, 1, 1, 7968),
-        (F32, 7, Columns, "tile_softmax_f32_columns", 2, 256, 1, 2),
-        (F32, 512, Columns, "tile_softmax_f32_columns", 32, 16, 1, 128),
-        (F32, 1000, Columns, "tile_softmax_f32_columns", 32, 16, 1, 250),
-        (F32, 4096, Columns, "tile_softmax_f32_columns", 128, 16, 4, 1024),
-        (F32, 8192, Columns, "tile_softmax_f32_columns", 512, 16, 8, 2048),
+        (F32, 7, Columns, "cached_tile_softmax_f32_columns_2x1", 2, 64, 1, 2),
+        (F32, 512, Columns, "cached_tile_softmax_f32_columns_32x4", 32, 16, 1, 128),
+        (F32, 1000, Columns, "cached_tile_softmax_f32_columns_0x8", 32, 16, 1, 250),
+        (F32, 4096, Columns, "cached_tile_softmax_f32_columns_0x8", 128, 8, 1, 1024),
+        (F32, 8192, Columns, "tile_softmax_f32_columns", 512, 8, 8, 2048),
         (F32, 8193, Columns, "cluster_softmax_f32_strided", 256, 1, 2, 1056),
-        (BF16, 1000, Columns, "tile_softmax_bf16_columns", 32, 32, 1, 125),
+        (BF16, 1000, Columns, "cached_tile_softmax_bf16_columns_32x4", 32, 16, 1, 125),
         (BF16, 2048, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 256),
         (BF16, 4096, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 512),
         (BF16, 8192, Columns, "tile_softmax_bf16_columns", 256, 32, 8, 1024),
@@ -477,9 +488,9 @@ fn share_is_of_threads_or_of_a_slice() {
     // 16 turns of 32 threads.
     let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &T4);
     assert_eq!((turns.turns, turns.share(1, &T4)), (16, 512));
-    // 512 threads of the block family, 16 rows, one run.
+    // 512 threads of the block family, 8 rows, one run.
     let tile = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
-    assert_eq!(tile.share(1, &H200), 512 | 1 << 10 | 4 << 12 | 1 << 16);
+    assert_eq!(tile.share(1, &H200), 512 | 1 << 10 | 3 << 12 | 1 << 16);
     // 16 slices of 2048 vectors.
     let long = softmax(131_072);
     assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
@@ -533,21 +544,21 @@ fn tiles_fill_the_card() {
     };
     // Rows, blocks that share them, runs; threads of a block, blocks.
     let (f32, bf16) = (FloatType::F32, FloatType::BF16);
-    assert_eq!(tile(f32, 1000, 64, 256), (16, 1, 1, 128, Some(1024)));
-    assert_eq!(tile(bf16, 1000, 64, 256), (32, 1, 1, 128, Some(512)));
-    assert_eq!(tile(f32, 4096, 8, 64), (16, 4, 4, 512, Some(128)));
+    assert_eq!(tile(f32, 1000, 64, 256), (16, 1, 1, 512, Some(1024)));
+    assert_eq!(tile(bf16, 1000, 64, 256), (16, 1, 1, 512, Some(1024)));
+    assert_eq!(tile(f32, 4096, 8, 64), (8, 1, 1, 1024, Some(64)));
     assert_eq!(tile(bf16, 4096, 8, 64), (16, 4, 4, 256, Some(128)));
-    assert_eq!(tile(f32, 8192, 1, 4096), (16, 8, 1, 256, Some(2048)));
+    assert_eq!(tile(f32, 8192, 1, 4096), (8, 8, 1, 128, Some(4096)));
     assert_eq!(tile(bf16, 8192, 1, 4096), (32, 8, 1, 128, Some(1024)));
-    // Few rows beside each other: fewer in a tile, or no tile.
-    assert_eq!(tile(f32, 1000, 9, 7).0, 8);
+    // Few rows beside each other: fewer in a tile; those in registers go over several outer ones.
+    assert_eq!(tile(f32, 8192, 9, 7).0, 8);
     let mut few = Extent {
         rows: 65536 * 7,
         beside: 7,
         slabs: false,
     };
     let plan_few = |few| plan_of(RowOp::Softmax, f32, 7, few, Access::Columns, &H200);
-    assert_eq!(plan_few(few).kernel.family, Family::Warp);
+    assert_eq!(plan_few(few).kernel.family, Family::CachedTile);
     // Contiguous slabs: 80 of 196 bytes a chunk.
     few.slabs = true;
     let p = plan_few(few);
@@ -569,9 +580,9 @@ fn tiles_fill_the_card() {
             .kernel
             .family
     };
-    assert_eq!(beside(7, 32), Family::Tile);
+    assert_eq!(beside(7, 32), Family::CachedTile);
     assert_eq!(beside(7, 9), Family::Slab);
-    assert_eq!(beside(400, 9), Family::Tile);
+    assert_eq!(beside(400, 9), Family::CachedTile);
 }
 
 #[test]

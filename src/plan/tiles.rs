@@ -1,9 +1,12 @@
 //! The shape of tiles: rows side by side, in shared memory. None of it moves bits, so it may look at the rows.
 
-use super::{DeviceLimits, Extent, Family, Kernel, LaunchPlan};
+use super::{DeviceLimits, Extent, Family, Kernel, LaunchPlan, RowOp};
 
 /// Bytes of neighbouring rows, a column: two sectors; and at least, where tiles are few: one.
 const WIDE: usize = 64;
+/// Where elements are of four bytes and more: the transposed 8192x4096 f32 takes 110.0 us, 113.2 with 64; of bf16 75.2 and
+/// 74.6.
+const WIDE_OF_FULL: usize = 32;
 const NARROW: usize = 32;
 /// Bytes of a block's tile from which on a cluster shares it; half of it, where blocks are few.
 const PART: usize = 72 << 10;
@@ -76,7 +79,11 @@ pub(super) fn tile_plan(
     }
     let (len, lanes) = (dtype.vector_len(), threads.min(32));
     let least = (len * 32 / lanes).max(len);
-    let wanted = (WIDE / dtype.size()).max(len * THREADS / threads);
+    let wide = match dtype.size() {
+        2 => WIDE,
+        _ => WIDE_OF_FULL,
+    };
+    let wanted = (wide / dtype.size()).max(len * THREADS / threads);
     let rows = extent.beside.min(MOST_ROWS).next_power_of_two();
     let rows = wanted.min(rows).max(least);
     if rows > extent.beside.max(len).saturating_mul(ROWS_FOR_ONE) {
@@ -131,4 +138,52 @@ pub(super) fn tile_plan(
     }
     let threads = limits.max_threads_per_block;
     (fits(&plan) && plan.block() <= threads).then_some(plan)
+}
+
+/// Rows of a cached tile, at least, for short rows: 32 bytes of halves side by side, 64 of f32. (And two vectors of each
+/// row in a warp, where an operand has columns side by side.)
+const CACHED_ROWS: usize = 16;
+/// Threads of a cached tile of shorter rows still.
+const CACHED_BLOCK: usize = 128;
+/// Rows of a cached tile of the block family's rows, at least: 32 bytes of f32.
+const CACHED_LEAST_ROWS: usize = 8;
+/// Threads of such a tile, of 64 registers: two blocks on an SM; and at most.
+const CACHED_THREADS: usize = 512;
+const CACHED_MOST_THREADS: usize = 1024;
+/// Vectors a thread of the block family's rows that have such tiles: those of the short ones of f32 and f64.
+const CACHED_VECTORS: usize = 8;
+
+/// Tiles in registers for rows that would take `apart`, of the warp family or the short ones of the block family.
+pub(super) fn cached_tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
+    let threads = apart.threads_per_row;
+    if apart.kernel.op != RowOp::Softmax {
+        return None;
+    }
+    let (lanes, vectors, rows_per_block) = match apart.kernel.family {
+        Family::Warp => {
+            let (lanes, vectors) = super::choose::warp_shape(apart.slice)?;
+            (lanes, vectors, CACHED_ROWS.max(CACHED_BLOCK / lanes))
+        }
+        Family::Block if apart.kernel.vectors == CACHED_VECTORS => {
+            let rows = 1 << (CACHED_THREADS / threads).max(1).ilog2();
+            (
+                0,
+                CACHED_VECTORS,
+                CACHED_ROWS.min(CACHED_LEAST_ROWS.max(rows)),
+            )
+        }
+        _ => return None,
+    };
+    let plan = LaunchPlan {
+        kernel: Kernel {
+            family: Family::CachedTile,
+            access: super::Access::Columns,
+            lanes,
+            vectors,
+            ..apart.kernel
+        },
+        rows_per_block,
+        ..*apart
+    };
+    (plan.block() <= limits.max_threads_per_block.min(CACHED_MOST_THREADS)).then_some(plan)
 }

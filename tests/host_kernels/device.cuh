@@ -127,7 +127,7 @@ inline void bulk_store(void *to, const Words *from, int words) {
   for (int i = 0; i < words; ++i) store_words<false>((u8 *)to + 16ll * i, from[i]);
 }
 
-template <bool AT_ONCE = true> void predecessors_done() {}
+template <bool AT_ONCE = true> void predecessors_done() { host::current->may_access = true; }
 
 // Messages take effect at once; an inbox counts the bytes that it waits for.
 template <class C> struct alignas(2 * sizeof(C)) Pair {
