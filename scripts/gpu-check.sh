@@ -7,8 +7,8 @@
 # Needs compute-sanitizer (in CUDA toolkits; scripts/cuda-toolkit.sh does not bring it), and cargo, python3 and nvcc or
 # OPERATORS=FILE: the test binary, built elsewhere. Under the sanitizers, which slow a launch
 # 50 times or more, the tests of every length and of tensors past 2^32 elements are left out (the other tests hold
-# every kernel family, dtype and layout), and racecheck takes a process a test: with stream captures beside other
-# tests' launches in one process it stopped for good (H200, driver 580.159.04).
+# every kernel family, dtype and layout), and each test is a process of its own: with stream captures beside other
+# tests' launches in one process racecheck stopped for good (H200, driver 580.159.04). With two GPUs racecheck has one.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-$root/target/gpu-check}"
@@ -36,17 +36,23 @@ check() { # NAME COMMAND...: runs it, keeps its output in OUT_DIR/NAME.log, says
     [ "$rc" = 0 ] && [ "$ran" -gt 0 ]
 }
 
-racecheck_each() { # one test a process, four at a time; fails if one fails or takes more than 400 s
-    "$OPERATORS" --list "${short[@]}" | sed -n 's/: test$//p' |
-        xargs -P 4 -I{} timeout 400 compute-sanitizer --tool racecheck --error-exitcode 9 "$OPERATORS" --exact {}
+# What takes longest, first.
+long='gradient_layouts|views_|generated|invariance|properties'
+each() { # TOOL GPU: one test a process, six at a time; fails if one fails or takes more than 500 s
+    local tool=$1
+    export CUDA_VISIBLE_DEVICES=$2
+    "$OPERATORS" --list "${short[@]}" | sed -n 's/: test$//p' >"$out/$tool.list"
+    { grep -E "$long" "$out/$tool.list" || true; grep -vE "$long" "$out/$tool.list"; } |
+        xargs -P 6 -I{} timeout 500 compute-sanitizer --tool "$tool" --error-exitcode 9 "$OPERATORS" --exact {}
 }
+second=$(($(nvidia-smi -L | wc -l) > 1))
 
 check tests "$OPERATORS" cuda graph giant || failed=1
 # shapes_past_memory asks for more memory than there is, which memcheck reports as an error of the call.
 short=(cuda graph --skip giant --skip every_plan --skip formula_plan --skip shapes_past_memory)
 checks=()
-check memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$OPERATORS" "${short[@]}" & checks+=($!)
-check initcheck compute-sanitizer --tool initcheck --error-exitcode 9 "$OPERATORS" "${short[@]}" & checks+=($!)
-check racecheck racecheck_each & checks+=($!)
+check racecheck each racecheck 0 & checks+=($!)
+check memcheck each memcheck $second & checks+=($!)
+check initcheck each initcheck $second & checks+=($!)
 for pid in "${checks[@]}"; do wait "$pid" || failed=1; done
 exit $failed
