@@ -53,7 +53,7 @@ using namespace online;
     bring(from, cache, nullptr);                                                                                                 \
     StagedRow<D, N> xs(cache, from.shift, cols), ys(cache, to.shift, cols);                                                      \
     CachedSoftmax<D>::row<N>(xs, ys, threadIdx.x, share, merge);                                                                 \
-    to.send(cache, false);                                                                                                       \
+    to.send(cache);                                                                                                              \
   }
 
 #define STAGED_SOFTMAX_BACKWARD_KERNEL(dtype, D, N, THREADS, BLOCKS)                                                             \
@@ -70,7 +70,7 @@ using namespace online;
     bring(ys, cache, gs, another);                                                                                               \
     StagedRow<D, N> staged_y(cache, ys.shift, cols), staged_g(another, gs.shift, cols), out(cache, to.shift, cols);              \
     CachedSoftmaxBackward<D>::row<N>(staged_y, staged_g, out, threadIdx.x, share, merge);                                        \
-    to.send(cache, false);                                                                                                       \
+    to.send(cache);                                                                                                              \
   }
 
 // See `block_shapes` in src/plan/choose.rs: how many vectors a thread has, and threads a block.

@@ -8,10 +8,10 @@
 // several rows). Only the chunk's own bytes are copied: its rows are so many that it begins on 16 bytes, and the
 // tensor's last chunk may end inside of a vector.
 //
-// Passes over memory: one read, one write, in bulk where that pays. Barriers: two or three. Shared memory: the chunk,
+// Passes over memory: one read, in bulk where that pays, one write. Barriers: two or three. Shared memory: the chunk,
 // of each input. `share` is the chunk's rows.
-// In bulk: rows of a warp each way (130055x129 f32, H200: 38.5 us, 39.8 if not back); shorter ones not back
-// (258111x65 f32 39.0 us, 39.8 if so); and those below a vector neither (8388608x2 f32 37.1 us, 37.4 if they come so).
+// In bulk but for rows below a vector (8388608x2 f32, H200: 37.1 us, 37.4 in bulk). Not back (258111x65 f32 39.8 us, 39.0 so;
+// rows of a warp each would gain: 130055x129 f32 38.5, 39.8 so; see slice.cuh).
 // Invariant: all groups take part in every pass in which one has a row; past the last row they compute with whatever
 // is in the chunk's memory, and nobody copies that.
 #include "short.cuh"
@@ -40,8 +40,8 @@ struct Place {
     first = (i64)blockIdx.x * rows;
     count = (int)smallest(all.rows - first, (i64)rows);
   }
-  // 16-byte words of a chunk in shared memory, and one more that may be read.
-  __device__ __forceinline__ int words(int row_bytes) const { return rows * row_bytes / 16 + 1; }
+  // 16-byte words of a chunk in shared memory.
+  __device__ __forceinline__ int words(int row_bytes) const { return rows * row_bytes / 16; }
 };
 
 // Rows of which a group of LANES lanes has each, in N vectors a lane.
@@ -124,7 +124,7 @@ template <class D, int COLS> struct ThreadRows {
     Words *xs = shared_memory();                                                                                                 \
     bring(Chunk<D>(x, rows, x_at, place.first, place.count), xs, &inbox, LANES > 1);                                         \
     OwnRows<D, __VA_ARGS__>::softmax(xs, cols, place.count);                                                                     \
-    Chunk<D>(y, rows, y_at, place.first, place.count).send(xs, LANES == WARP);                                                     \
+    Chunk<D>(y, rows, y_at, place.first, place.count).send(xs);                                                                    \
   }
 
 #define SOFTMAX_BACKWARD_KERNEL(dtype, D, OwnRows, LANES, N, ...)                                                                \
@@ -138,7 +138,7 @@ template <class D, int COLS> struct ThreadRows {
     bring(Chunk<D>(y, rows, y_at, place.first, place.count), ys, Chunk<D>(g, rows, g_at, place.first, place.count), gs, &inbox,  \
           LANES > 1);                                                                                                        \
     OwnRows<D, __VA_ARGS__>::backward(ys, gs, cols, place.count);                                                                \
-    Chunk<D>(dx, rows, dx_at, place.first, place.count).send(ys, LANES == WARP);                                                   \
+    Chunk<D>(dx, rows, dx_at, place.first, place.count).send(ys);                                                                  \
   }
 
 // See `WARP_SHAPES` and `chunk_plan` in src/plan/choose.rs: no more vectors a lane than the row needs; of what a single

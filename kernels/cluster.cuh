@@ -30,7 +30,7 @@ template <class C> struct Cluster {
   __device__ __forceinline__ explicit Cluster(ClusterSlots<C> &s)
       : slots(s), blocks(cluster_size()), rank(cluster_rank()), row(cluster_index()) {
     if (blocks == 1) return;
-    if (threadIdx.x == 0) inbox_open(&slots.inbox, blocks * (int)sizeof(Pair<C>));
+    if (threadIdx.x == 0) inbox_open(&slots.inbox);
     cluster_started(); // `whole` waits for the others
   }
 
@@ -61,6 +61,8 @@ private:
     if (threadIdx.x < WARP) {
       Pair<C> x = merged(slots.warps[threadIdx.x % CLUSTER_WARPS], CLUSTER_WARPS); // each more than once in the warp
       if (blocks > 1) {
+        // Not when it is opened, without a barrier between: racecheck warns of that.
+        if (threadIdx.x == 0) inbox_expect(&slots.inbox, blocks * (int)sizeof(Pair<C>));
         if ((int)threadIdx.x < blocks) send(&slots.blocks[rank], &slots.inbox, threadIdx.x, x);
         inbox_wait(&slots.inbox);
         int from = threadIdx.x % MAX_CLUSTER;

@@ -69,10 +69,13 @@ __device__ __forceinline__ u32 cluster_index() {
 }
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Makes `inbox` ready for messages of `bytes` in all: one thread, before its block's cluster_started().
-__device__ __forceinline__ void inbox_open(u64 *inbox, int bytes) {
+// Makes `inbox` ready for messages: one thread, before its block's cluster_started().
+__device__ __forceinline__ void inbox_open(u64 *inbox) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(inbox)) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Of `bytes` in all: one thread, before or after the first has come.
+__device__ __forceinline__ void inbox_expect(u64 *inbox, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(inbox)), "r"(bytes) : "memory");
 }
 // Says that this block's inbox is open; waits until all are. All threads.
@@ -111,7 +114,8 @@ __device__ __forceinline__ void inbox_wait(u64 *inbox) {
 __device__ __forceinline__ int cluster_size() { return 1; }
 __device__ __forceinline__ int cluster_rank() { return 0; }
 __device__ __forceinline__ u32 cluster_index() { return blockIdx.x; }
-__device__ __forceinline__ void inbox_open(u64 *, int) {}
+__device__ __forceinline__ void inbox_open(u64 *) {}
+__device__ __forceinline__ void inbox_expect(u64 *, int) {}
 __device__ __forceinline__ void cluster_started() {}
 __device__ __forceinline__ void cluster_wait_started() {}
 template <class C> __device__ __forceinline__ void send(Pair<C> *, u64 *, int, Pair<C>) {}
@@ -303,21 +307,9 @@ __device__ __forceinline__ void bulk_load(Words *to, const void *from, int words
                "l"(from), "r"(16 * words), "r"(shared_address(inbox))
                : "memory");
 }
-// Lets bulk_store see what this thread wrote to shared memory; before the barrier that precedes it.
-__device__ __forceinline__ void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Shared to global memory; returns when shared memory has been read.
-__device__ __forceinline__ void bulk_store(void *to, const Words *from, int words) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
-               "cp.async.bulk.commit_group;\n"
-               "cp.async.bulk.wait_group.read 0;" ::"l"(to),
-               "r"(shared_address(from)), "r"(16 * words)
-               : "memory");
-}
 #else
 constexpr bool BULK = false;
 __device__ __forceinline__ void bulk_load(Words *, const void *, int, u64 *) {}
-__device__ __forceinline__ void bulk_fence() {}
-__device__ __forceinline__ void bulk_store(void *, const Words *, int) {}
 #endif
 
 // The shared memory that the launch asked for.

@@ -6,7 +6,7 @@
 //                           of slice x
 //   put(make, x, cache, z, another)
 //                           the same of two, at once
-//   send(cache, in_bulk)    writes the cache as it is, once all threads have written to it
+//   send(cache)             writes the cache as it is, once all threads have written to it
 //
 // and for bring(), which fills the caches:
 //
@@ -14,9 +14,10 @@
 //   rest(cache)             brings the others
 //   SHARED                  whether a vector is of pieces that two threads copied
 //
-// Where the GPU has bulk copies, one thread starts one for an aligned slice, and with send() one back, if asked for: 4 to 9 %
-// of a row's time less than with a copy and a store a thread and vector (2048x32768 to 512x131072, H200). Not with two
-// inputs (9 % more) nor for unaligned slices (2 % more).
+// Where the GPU has bulk copies, one thread starts one for an aligned slice: with one back too, 4 to 9 % of a row's time less
+// than with a copy and a store a thread and vector (2048x32768 to 512x131072, H200). Not with two inputs (9 % more) nor
+// for unaligned slices (2 % more). None back any more: where it still was a gain, of 3 %, initcheck did not see what
+// it wrote.
 #pragma once
 #include "access.cuh"
 
@@ -67,7 +68,8 @@ template <class Slice> __device__ __forceinline__ void bring(const Slice &x, Wor
     return copies_settled<Slice>();
   }
   if (threadIdx.x == 0) {
-    inbox_open(inbox, 16 * x.whole());
+    inbox_open(inbox);
+    inbox_expect(inbox, 16 * x.whole());
     if (x.whole()) bulk_load(cache, x.start(), x.whole(), inbox);
   }
   x.rest(cache);
@@ -84,7 +86,8 @@ template <class Slice>
 __device__ __forceinline__ void bring(const Slice &x, Words *cache, const Slice &z, Words *another, u64 *inbox, bool in_bulk) {
   if (!(BULK && Slice::IN_BULK && in_bulk)) return bring(x, cache, z, another);
   if (threadIdx.x == 0) {
-    inbox_open(inbox, 16 * (x.whole() + z.whole()));
+    inbox_open(inbox);
+    inbox_expect(inbox, 16 * (x.whole() + z.whole()));
     if (x.whole()) bulk_load(cache, x.start(), x.whole(), inbox);
     if (z.whole()) bulk_load(another, z.start(), z.whole(), inbox);
   }
@@ -122,22 +125,12 @@ template <class D> struct AlignedSlice {
   __device__ __forceinline__ void put(Make make, const AlignedSlice &, const Words *cache, const AlignedSlice &, const Words *another) const {
     put_vectors([&](int v) { return make(cache[v], another[v]); });
   }
-  __device__ __forceinline__ void send(const Words *cache, bool in_bulk) const {
-    auto same = [&](int v) { return cache[v]; };
-    if (BULK && in_bulk) {
-      store_bulk(cache);
-      return put_cut(same);
-    }
+  __device__ __forceinline__ void send(const Words *cache) const {
     block_barrier();
-    put_vectors(same);
+    put_vectors([&](int v) { return cache[v]; });
   }
 
 private:
-  __device__ __forceinline__ void store_bulk(const Words *cache) const {
-    bulk_fence();
-    block_barrier();
-    if (threadIdx.x == 0 && whole()) bulk_store(row, cache, whole());
-  }
   template <class Vector> __device__ __forceinline__ void put_vectors(Vector vector) const {
     for_own(whole(), [&](int v) { store_words<D::STREAMED>((u8 *)row + vector_offset(v), vector(v)); }, threads);
     put_cut(vector);
@@ -194,7 +187,7 @@ template <class D> struct UnalignedSlice {
     else
       put_pieces([&](int c) { return make(x.beside(cache, c, shift), z.beside(another, c, shift)); });
   }
-  __device__ __forceinline__ void send(const Words *cache, bool) const {
+  __device__ __forceinline__ void send(const Words *cache) const {
     block_barrier();
     int first = first_whole(), last = last_whole();
     for_own(last, [&](int c) {

@@ -4,7 +4,7 @@
 //   words       |  w0  |  w1  |  w2  |  w3  |  w4  |      vector v of a row of halves that begins inside a word is of
 //   vector v       |<-- 8 elements ------>|                the last half of w0 to the first half of w4
 //
-// Nothing but the row's own elements is written: other threads write what is beside them. Lanes are 16 bytes apart, so
+// Nothing but the row's own elements is read or written: other threads write what is beside them. Lanes are 16 bytes apart, so
 // that each access of a word takes 4 turns of the shared memory's banks. There is time: its 128 bytes a clock are 16
 // times what an SM gets of the memory's.
 #pragma once
@@ -14,23 +14,30 @@ namespace online {
 
 // A vector at any element, in words, or in what an element is if that is longer.
 template <int SIZE> struct Staged {
-  // From `at`, which is inside a word if `odd`: 20 bytes are read then.
-  static __device__ __forceinline__ Words load(const u8 *at, bool odd) {
+  // From `at`, which is inside a word if `odd`; of the first `left` elements only, and zeros for the others, if there
+  // are not as many as a vector has: what is beside a row another thread may be writing.
+  template <bool WHOLE> static __device__ __forceinline__ Words load(const u8 *at, bool odd, int left) {
     Words x;
     if (SIZE == 8) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        u64 w = ((const u64 *)at)[i];
+        u64 w = WHOLE || i < left ? ((const u64 *)at)[i] : 0;
         x.w[2 * i] = (u32)w;
         x.w[2 * i + 1] = (u32)(w >> 32);
       }
-    } else if (SIZE == 4 || !odd) {
+    } else if (SIZE == 4) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x.w[i] = ((const u32 *)at)[i];
+      for (int i = 0; i < 4; ++i) x.w[i] = WHOLE || i < left ? ((const u32 *)at)[i] : 0;
+    } else if (!odd) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x.w[i] = load_pair<WHOLE>(at + 4 * i, left - 2 * i);
     } else {
+      // A half, three pairs, a half, moved together.
       u32 w[5];
+      w[0] = WHOLE || left > 0 ? (u32)*(const u16 *)at << 16 : 0;
 #pragma unroll
-      for (int i = 0; i < 5; ++i) w[i] = ((const u32 *)(at - 2))[i];
+      for (int i = 1; i < 4; ++i) w[i] = load_pair<WHOLE>(at + 4 * i - 2, left - 2 * i + 1);
+      w[4] = WHOLE || left > 7 ? *(const u16 *)(at + 14) : 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) x.w[i] = shift_bytes(w[i], w[i + 1], 2);
     }
@@ -59,6 +66,12 @@ template <int SIZE> struct Staged {
   }
 
 private:
+  template <bool WHOLE> static __device__ __forceinline__ u32 load_pair(const u8 *at, int left) {
+    u32 pair = 0;
+    if (WHOLE || left > 1) pair = *(const u32 *)at;
+    if (!WHOLE && left == 1) pair = *(const u16 *)at;
+    return pair;
+  }
   static __device__ __forceinline__ void store_pair(u8 *at, u32 pair, int left) {
     // No else: it would be a branch, 8 instructions for these 4.
     if (left > 1) *(u32 *)at = pair;
@@ -111,8 +124,11 @@ private:
     for (int k = 0; k < N; ++k) {
       int at = v + k * step, left = k < N - 1 ? D::LEN : cols - at * D::LEN;
       x[k] = Elements<D, int>::filled(fill);
-      if (left > 0) x[k] = Staged<SIZE>::load(row + vector_offset(at), ODD);
-      if (k == N - 1) x[k] = kept<D>(x[k], left, fill);
+      if (k < N - 1) {
+        x[k] = Staged<SIZE>::template load<true>(row + vector_offset(at), ODD, left);
+      } else {
+        x[k] = kept<D>(Staged<SIZE>::template load<false>(row + vector_offset(at), ODD, left), left, fill);
+      }
     }
   }
 

@@ -59,7 +59,7 @@ template <class D, int INPUTS> struct TileMerge {
 
   __device__ __forceinline__ TileMerge(const TileShape<D> &shape_, const TileMemory<D, INPUTS> &memory_) : shape(shape_), memory(memory_) {
     if (shape.parts == 1) return;
-    if (threadIdx.x == 0) inbox_open(memory.inbox, (shape.shares << shape.log2_rows) * (int)sizeof(Pair<C>));
+    if (threadIdx.x == 0) inbox_open(memory.inbox);
     cluster_started(); // reduce() waits for the others
   }
 
@@ -71,7 +71,10 @@ template <class D, int INPUTS> struct TileMerge {
 
   // To (max(s, row), sum) of every share of this block, in all blocks; after a barrier, and before what they do.
   template <class Max> __device__ __forceinline__ void reduce(Max max) const {
-    if (shape.parts > 1) cluster_wait_started();
+    if (shape.parts > 1) {
+      cluster_wait_started();
+      if (threadIdx.x == 0) inbox_expect(memory.inbox, (shape.shares << shape.log2_rows) * (int)sizeof(Pair<C>));
+    }
     int own = shape.own_shares << shape.log2_rows, units = (int)(blockDim.x / (u32)shape.lanes);
 #pragma unroll 1
     for (int at = (int)(threadIdx.x / (u32)shape.lanes); at < own; at += units) {

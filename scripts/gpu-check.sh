@@ -43,7 +43,8 @@ each() { # TOOL GPU: one test a process, six at a time; fails if one fails or ta
     export CUDA_VISIBLE_DEVICES=$2
     "$OPERATORS" --list "${short[@]}" | sed -n 's/: test$//p' >"$out/$tool.list"
     { grep -E "$long" "$out/$tool.list" || true; grep -vE "$long" "$out/$tool.list"; } |
-        xargs -P 6 -I{} timeout 500 compute-sanitizer --tool "$tool" --error-exitcode 9 "$OPERATORS" --exact {}
+        xargs -P 6 -I{} sh -c 'timeout 500 compute-sanitizer --tool "$0" --require-cuda-init no --error-exitcode 9 "$1" --exact "$2" || exit 1' \
+            "$tool" "$OPERATORS" {}
 }
 second=$(($(nvidia-smi -L | wc -l) > 1))
 

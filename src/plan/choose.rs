@@ -262,8 +262,7 @@ fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
         },
         rows_per_block,
         passes,
-        // A row's last vector is read to its end.
-        shared_bytes: apart.kernel.op.inputs() * (passes * pass_bytes + 16),
+        shared_bytes: apart.kernel.op.inputs() * passes * pass_bytes,
         ..*apart
     })
 }

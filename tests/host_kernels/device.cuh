@@ -122,10 +122,6 @@ inline void bulk_load(Words *to, const void *from, int words, u64 *inbox) {
   for (int i = 0; i < words; ++i) to[i] = load_words<false>((const u8 *)from + 16ll * i);
   *inbox -= 16ull * (u64)words;
 }
-inline void bulk_fence() {}
-inline void bulk_store(void *to, const Words *from, int words) {
-  for (int i = 0; i < words; ++i) store_words<false>((u8 *)to + 16ll * i, from[i]);
-}
 
 template <bool AT_ONCE = true> void predecessors_done() { host::current->may_access = true; }
 
@@ -136,7 +132,9 @@ template <class C> struct alignas(2 * sizeof(C)) Pair {
 inline int cluster_size() { return (int)host::cluster_blocks; }
 inline int cluster_rank() { return (int)(host::block - host::block->cluster); }
 inline u32 cluster_index() { return blockIdx.x / (u32)cluster_size(); }
-inline void inbox_open(u64 *inbox, int bytes) { *inbox = (u64)bytes; }
+constexpr u64 UNEXPECTED = 1ull << 40; // bytes that nobody sends, until it is known how many are
+inline void inbox_open(u64 *inbox) { *inbox = UNEXPECTED; }
+inline void inbox_expect(u64 *inbox, int bytes) { *inbox += (u64)bytes - UNEXPECTED; }
 inline void inbox_wait(u64 *inbox) {
   while (*inbox) host::wait_for_others();
 }
