@@ -95,7 +95,8 @@ using namespace online;
 
 #define BACKWARD_TABLE(dtype, D)                                                                                                 \
   TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 2, 512, 2, 2)                                                                            \
-  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4, 384, 1, 1)
+  TABLE(dtype, D, SOFTMAX_BACKWARD_KERNEL, 4, 384, 1, 1)                                                                         \
+  STAGED_SOFTMAX_BACKWARD_KERNEL(dtype, D, 3, 384, 1)
 
 HALF_TABLE(f16, F16)
 HALF_TABLE(bf16, BF16)

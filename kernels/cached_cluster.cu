@@ -71,7 +71,7 @@ template <class D, int N> struct ClusterSoftmaxBackward {
 #define BLOCKS(D, N) 1
 #define BACKWARD_BLOCKS(N) 1
 #elif __CUDA_ARCH__ == 900
-#define BLOCKS(D, N) (sizeof(D::Storage) == 8 ? 1 : N == 4 ? 6 : N == 8 ? 4 : 2)
+#define BLOCKS(D, N) (sizeof(D::Storage) == 8 ? (N < 16 ? 2 : 1) : N == 4 ? 6 : N == 8 ? 4 : 2)
 #define BACKWARD_BLOCKS(N) (N == 4 ? 4 : 2)
 #else
 #define BLOCKS(D, N) (sizeof(D::Storage) == 8 ? 1 : N == 4 ? 4 : N == 8 ? 3 : 2)

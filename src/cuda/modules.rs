@@ -5,7 +5,7 @@
 
 use crate::plan::{DeviceLimits, Family, Kernel};
 use candle_core::cuda_backend::cudarc::driver::{
-    sys::CUdevice_attribute, sys::CUfunction_attribute, CudaContext, CudaFunction, CudaModule,
+    sys, sys::CUdevice_attribute, sys::CUfunction_attribute, CudaContext, CudaFunction, CudaModule,
 };
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::WrapErr;
@@ -59,8 +59,9 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
             Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )?,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        // A kernel compiled for an older GPU would not wait for the launch before it.
-        dependent_launch: major >= 9 && fat_binary::COMPUTE_CAP >= 90,
+        // A kernel compiled for an older GPU would not wait for the launch before it; a driver before CUDA 12.3 cannot
+        // capture such launches.
+        dependent_launch: major >= 9 && fat_binary::COMPUTE_CAP >= 90 && driver_version()? >= 12030,
         max_cluster: match major {
             _ if fat_binary::COMPUTE_CAP < 90 => 1,
             0..=8 => 1,
@@ -71,6 +72,16 @@ pub fn limits(device: &CudaDevice) -> Result<DeviceLimits> {
     let mut gpus = gpus().write().unwrap_or_else(|e| e.into_inner());
     gpus.entry(key).or_insert_with(|| Gpu::new(limits));
     Ok(limits)
+}
+
+/// The CUDA version that the driver is for: 1000 times the major one, and 10 times the minor one.
+fn driver_version() -> Result<i32> {
+    let mut version = 0;
+    // SAFETY: writes the number that it is given the place of.
+    unsafe { sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .w()?;
+    Ok(version)
 }
 
 /// The function of `kernel`: one lock and one hash after the first call.
@@ -131,7 +142,7 @@ impl Gpu {
                 self.limits.max_shared_bytes as i32 - own,
             )?;
         }
-        if kernel.family == Family::Gang {
+        if matches!(kernel.family, Family::Gang | Family::Stream) {
             // The plan counts on what an SM has, not on what the driver would split off for one block.
             allow(
                 Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,

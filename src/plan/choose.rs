@@ -149,7 +149,10 @@ pub fn plan_of(
     }
     if access == Access::Packed {
         let apart = plan(op, dtype, cols, Access::Unaligned, limits);
-        return chunk_plan(&apart, cols).unwrap_or(apart);
+        let chunks = chunk_plan(&apart, cols);
+        return chunks
+            .filter(|_| CHUNK_THREADS <= limits.max_threads_per_block)
+            .unwrap_or(apart);
     }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
     let kernel = |family, lanes, vectors| Kernel {
@@ -228,7 +231,11 @@ fn tile_stream_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchP
         rows_per_block: TILE_STREAM_ROWS,
         ..*apart
     };
-    (apart.kernel.family == Family::Block && plan.block() <= limits.max_threads_per_block)
+    // There are none for two vectors, forward: tiles and their clusters have such rows.
+    let compiled = apart.kernel.vectors > 2 || apart.kernel.op == RowOp::SoftmaxBackward;
+    (apart.kernel.family == Family::Block
+        && compiled
+        && plan.block() <= limits.max_threads_per_block)
         .then_some(plan)
 }
 
@@ -334,15 +341,15 @@ fn cluster_plan(
     slices(kernel, (cluster, 1), slice, room, limits)
 }
 
-/// A gang for rows of `row_vectors`, if it takes no more than half of the blocks that run at once: one that has
-/// begun then never keeps another, of a launch beside it, from the room that it waits for.
+/// A gang for rows of `row_vectors`, of a block an SM at most, each of half an SM or less, as in `stream_plan`: when two
+/// such launches, of any kind, have begun, not all of their blocks, there is an SM with room for another.
 fn gang_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
     let resident = match (kernel.op, kernel.dtype) {
         (RowOp::Softmax, FloatType::F64) => GANG_RESIDENT - 1,
         _ => GANG_RESIDENT,
     };
     let room = ((limits.max_shared_bytes + 1024) / resident).saturating_sub(RESERVED_BYTES);
-    let most = limits.multiprocessors * resident / 2;
+    let most = limits.multiprocessors;
     let inputs = kernel.op.inputs();
     // Whole warps of vectors, beside the piece more.
     let target = (GANG_SLICE / inputs).min((room / (16 * inputs)).saturating_sub(1) / 32 * 32);

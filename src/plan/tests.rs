@@ -364,6 +364,7 @@ fn few_kernels() {
             "gang",
             "stream",
             "tile",
+            "cached_tile",
             "chunk",
         ] {
             let count = (names.iter())

@@ -197,13 +197,14 @@ fn softmax_in_every_family_access_and_dtype() -> Result<()> {
     for family in ["warp", "block", "gang", "stream"] {
         families.extend(["aligned", "unaligned", "strided"].map(|access| (family, access)));
     }
-    families.extend([("tile", "columns"), ("chunk", "packed")]);
+    families.extend([("cached_tile", "columns"), ("chunk", "packed")]);
     for dtype in DTYPES {
         for &(family, access) in &families {
             let of = |s: &PlanShape| (s.0, s.1, s.2) == (family, access, dtype);
             seen.assert_has(of, &format!("{family} {access} {dtype:?}"));
         }
     }
+    seen.assert_has(|s| s.0 == "tile", "what does not stay in registers");
     seen.assert_has(|s| s.0 == "tile_stream", "what does not fit a tile");
     Ok(())
 }
