@@ -1,5 +1,5 @@
 //! Softmax for [candle](https://github.com/huggingface/candle) by the online normaliser: on CUDA one kernel, and one
-//! pass over memory for rows of up to 450000 columns (f32 on an H200; halves twice, f64 half as many).
+//! pass over memory for rows of up to 2.4 million columns (f32 on an H200; halves twice, f64 half as many).
 //!
 //! [`OnlineSoftmax`] normalises the last dim of a tensor of any strides, in f16, bf16, f32 or f64, on
 //! the CPU and (feature `cuda`) on CUDA, and gradients flow through it:

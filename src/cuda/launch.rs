@@ -188,7 +188,7 @@ impl<const N: usize> Call<N> {
         // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
         // type in the kernel's name, and outlive the call. Every row of every operand lies in its storage:
         // candle's layouts say so, and `Operand::len` bounds the aligned reads beside a row. The plan's
-        // threads cover the columns and its shared memory the slices and chunks (tested in src/plan.rs).
+        // threads cover the columns and its shared memory the slices and chunks (tested in src/plan/tests.rs).
         unsafe {
             start(
                 &function,
