@@ -13,9 +13,12 @@
 using namespace online;
 
 // Blocks on an SM: as in a cluster where the SM has the shared memory for so many, else those that the plan counts on.
-#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
-#define GANG_BLOCKS(D) (SHARED_BLOCKS(D) < 5 ? SHARED_BLOCKS(D) : 5) // 48 registers: with 40 f16 spills
-#define GANG_BLOCKS_BACKWARD(D) (sizeof(D::Storage) == 8 ? 3 : SHARED_BLOCKS_BACKWARD)
+#if __CUDA_ARCH__ == 900
+#define GANG_BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 5) // 48 registers: with 40 f16 spills
+#define GANG_BLOCKS_BACKWARD(D) (sizeof(D::Storage) == 8 ? 3 : 4)
+#elif __CUDA_ARCH__ >= 1000
+#define GANG_BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 3)
+#define GANG_BLOCKS_BACKWARD(D) 2
 #else
 #define GANG_BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 3)
 #define GANG_BLOCKS_BACKWARD(D) 3

@@ -75,8 +75,13 @@ template <class D> struct SharedSoftmaxBackward {
   }
 };
 
-// Blocks on an SM: 40 registers a thread; exponentials of doubles need more.
+// Blocks on an SM: 40 registers a thread; exponentials of doubles need more. From sm_100 on some would spill.
+#if __CUDA_ARCH__ >= 1000
+#define SHARED_BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 4)
+#define SHARED_BLOCKS_BACKWARD 3
+#else
 #define SHARED_BLOCKS(D) (sizeof(D::Storage) == 8 ? 2 : 6)
 #define SHARED_BLOCKS_BACKWARD 4
+#endif
 
 } // namespace online

@@ -17,7 +17,7 @@ pub const LIMITS: DeviceLimits = DeviceLimits {
     max_cluster: 1,
     // Small, so that rows of modest length are a gang's, and longer ones are streamed.
     max_shared_bytes: 100 << 10,
-    multiprocessors: 2,
+    multiprocessors: 3,
     dependent_launch: false,
 };
 
