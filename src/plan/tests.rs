@@ -218,11 +218,9 @@ fn clusters_are_of_blocks_that_a_device_has() {
 #[test]
 fn gangs_run_at_once() {
     every_plan(|cols, p, device| {
-        let (an_sm, registers) = match (p.kernel.family, p.kernel.op, p.kernel.dtype) {
-            // As kernels/gang.cu and stream.cu bound their registers.
-            (Family::Gang, RowOp::Softmax, FloatType::F64) => (2, 128),
-            (Family::Gang, ..) => (3, 80),
-            (Family::Stream, ..) => (2, 128),
+        let (an_sm, registers) = match p.kernel.family {
+            // What kernels/gang.cu and stream.cu bound their registers to at least, on every GPU.
+            Family::Gang | Family::Stream => (2, 128),
             _ => return assert_eq!(p.gang, 1, "{cols} {p:?}"),
         };
         assert!(an_sm * p.block() * registers <= 65536, "{cols} {p:?}");
