@@ -149,10 +149,7 @@ pub fn plan_of(
     }
     if access == Access::Packed {
         let apart = plan(op, dtype, cols, Access::Unaligned, limits);
-        let chunks = chunk_plan(&apart, cols);
-        return chunks
-            .filter(|_| CHUNK_THREADS <= limits.max_threads_per_block)
-            .unwrap_or(apart);
+        return chunk_plan(&apart, cols, limits).unwrap_or(apart);
     }
     let row_vectors = cols.div_ceil(dtype.vector_len()).max(1);
     let kernel = |family, lanes, vectors| Kernel {
@@ -163,20 +160,7 @@ pub fn plan_of(
         lanes,
         vectors,
     };
-    let one_block = |kernel, threads_per_row| LaunchPlan {
-        kernel,
-        threads_per_row,
-        turns: 1,
-        rows_per_block: 1,
-        passes: 1,
-        beside: 0,
-        runs: 1,
-        of_block: false,
-        cluster: 1,
-        gang: 1,
-        slice: row_vectors,
-        shared_bytes: 0,
-    };
+    let one_block = |kernel, threads_per_row| one_block(kernel, threads_per_row, row_vectors);
 
     if let Some((lanes, vectors)) = warp_shape(row_vectors) {
         let kernel = match access {
@@ -218,6 +202,24 @@ pub fn plan_of(
         .unwrap_or_else(|| stream_plan(kernel(Family::Stream), row_vectors, limits))
 }
 
+/// One block for each row, of `slice` vectors: what the other plans differ from.
+fn one_block(kernel: Kernel, threads_per_row: usize, slice: usize) -> LaunchPlan {
+    LaunchPlan {
+        kernel,
+        threads_per_row,
+        turns: 1,
+        rows_per_block: 1,
+        passes: 1,
+        beside: 0,
+        runs: 1,
+        of_block: false,
+        cluster: 1,
+        gang: 1,
+        slice,
+        shared_bytes: 0,
+    }
+}
+
 /// Tiles that are read twice, for rows that would take `apart`, of the block family.
 fn tile_stream_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchPlan> {
     let plan = LaunchPlan {
@@ -241,10 +243,11 @@ fn tile_stream_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Option<LaunchP
 
 /// Chunks of rows one after another that would take `apart`, of the warp family; longer rows have none, nor have
 /// those of whole vectors, which are aligned.
-fn chunk_plan(apart: &LaunchPlan, cols: usize) -> Option<LaunchPlan> {
+fn chunk_plan(apart: &LaunchPlan, cols: usize, limits: &DeviceLimits) -> Option<LaunchPlan> {
     let (dtype, lanes) = (apart.kernel.dtype, apart.threads_per_row);
     let len = dtype.vector_len();
-    if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) {
+    let fits = CHUNK_THREADS <= limits.max_threads_per_block;
+    if apart.kernel.family != Family::Warp || cols.is_multiple_of(len) || !fits {
         return None;
     }
     let target = match dtype.size() {
@@ -287,18 +290,10 @@ fn slices(
     let shared_bytes = (slice + 1).checked_mul(16 * kernel.op.inputs())?;
     let fits = shared_bytes <= room && SLICE_THREADS <= limits.max_threads_per_block;
     fits.then_some(LaunchPlan {
-        kernel,
-        threads_per_row: SLICE_THREADS,
-        turns: 1,
-        rows_per_block: 1,
-        passes: 1,
-        beside: 0,
-        runs: 1,
-        of_block: false,
         cluster,
         gang,
-        slice,
         shared_bytes,
+        ..one_block(kernel, SLICE_THREADS, slice)
     })
 }
 
@@ -349,14 +344,13 @@ fn gang_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Optio
         _ => GANG_RESIDENT,
     };
     let room = ((limits.max_shared_bytes + 1024) / resident).saturating_sub(RESERVED_BYTES);
-    let most = limits.multiprocessors;
     let inputs = kernel.op.inputs();
     // Whole warps of vectors, beside the piece more.
     let target = (GANG_SLICE / inputs).min((room / (16 * inputs)).saturating_sub(1) / 32 * 32);
     if target == 0 {
         return None;
     }
-    let gang = row_vectors.div_ceil(target).min(most);
+    let gang = row_vectors.div_ceil(target).min(limits.multiprocessors);
     let slice = row_vectors.div_ceil(gang).next_multiple_of(32);
     slices(
         kernel,
@@ -377,20 +371,12 @@ fn stream_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Lau
         .div_ceil(STREAM_LEAST)
         .min(limits.multiprocessors);
     let slice = row_vectors.div_ceil(gang).next_multiple_of(32);
+    let threads = limits.max_threads_per_block.min(STREAM_BLOCK);
     LaunchPlan {
-        kernel,
-        threads_per_row: limits.max_threads_per_block.min(STREAM_BLOCK),
-        turns: 1,
-        rows_per_block: 1,
-        passes: 1,
-        beside: 0,
-        runs: 1,
-        of_block: false,
-        cluster: 1,
         gang: row_vectors.div_ceil(slice),
-        slice,
         // Not used: it keeps another block from the SM.
         shared_bytes: limits.max_shared_bytes / (STREAM_RESIDENT + 1),
+        ..one_block(kernel, threads, slice)
     }
 }
 
