@@ -22,6 +22,22 @@ macro_rules! on_devices {
     )+};
 }
 
+/// The same of `fn name(dtype: DType, device: &Device) -> Result<()>`, a test for each dtype: for those that take
+/// longest under the sanitizers.
+macro_rules! on_devices_by_dtype {
+    ($($name:ident),+ $(,)?) => {$(
+        mod $name {
+            on_devices_by_dtype!(@ $name f16 F16, bf16 BF16, f32 F32, f64 F64);
+        }
+    )+};
+    (@ $name:ident $($dtype:ident $variant:ident),+) => {
+        on_devices!($($dtype),+);
+        $(fn $dtype(device: &candle_core::Device) -> candle_core::Result<()> {
+            super::$name(candle_core::DType::$variant, device)
+        })+
+    };
+}
+
 /// Writes past libtest's capture: what was skipped must be seen without `--nocapture`.
 pub fn announce(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
