@@ -1,29 +1,24 @@
 //! Element types and their compute types.
 
+use super::simd::{dispatch, Kernel};
 use super::Real;
-use half::slice::HalfFloatSliceExt;
-use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
+use std::mem::MaybeUninit;
 
 /// A tensor element: widened once into its compute type, narrowed once out of it.
-pub trait Element: Copy + Send + Sync + 'static {
+pub trait Element: Copy + Default + Send + Sync + 'static {
     /// The type all arithmetic is done in.
-    type Compute: Real + Element;
+    type Compute: Real + Element<Compute = Self::Compute>;
 
-    /// `len` zeros, in memory that the system hands out zeroed where it is fresh: nothing is written.
-    fn zeros(len: usize) -> Vec<Self>;
+    fn widen(self) -> Self::Compute;
+    /// Rounded to nearest even.
+    fn narrow(x: Self::Compute) -> Self;
 
-    /// The elements themselves, where they are of the compute type already.
-    fn as_compute(elements: &[Self]) -> Option<&[Self::Compute]>;
-    /// As `as_compute`, to write to.
-    fn as_compute_mut(elements: &mut [Self]) -> Option<&mut [Self::Compute]>;
+    /// The same room, where elements are of the compute type already.
+    fn as_compute(room: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Compute>]>;
 
-    /// Converts a slice; both have the same length.
-    fn widen(from: &[Self], to: &mut [Self::Compute]);
-    /// Rounds a slice to nearest even; both have the same length.
-    fn narrow(from: &[Self::Compute], to: &mut [Self]);
-    /// Converts one element.
-    fn widen_one(self) -> Self::Compute;
+    /// Runs `kernel` on the widest vectors that this processor has.
+    fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out;
 }
 
 macro_rules! half_element {
@@ -31,28 +26,22 @@ macro_rules! half_element {
         impl Element for $half {
             type Compute = f32;
 
-            fn zeros(len: usize) -> Vec<Self> {
-                vec![0u16; len].reinterpret_into()
-            }
-
-            fn as_compute(_: &[Self]) -> Option<&[f32]> {
-                None
-            }
-
-            fn as_compute_mut(_: &mut [Self]) -> Option<&mut [f32]> {
-                None
-            }
-
-            fn widen(from: &[Self], to: &mut [f32]) {
-                from.convert_to_f32_slice(to)
-            }
-
-            fn narrow(from: &[f32], to: &mut [Self]) {
-                to.convert_from_f32_slice(from)
-            }
-
-            fn widen_one(self) -> f32 {
+            #[inline(always)]
+            fn widen(self) -> f32 {
                 self.to_f32()
+            }
+
+            #[inline(always)]
+            fn narrow(x: f32) -> Self {
+                Self::from_f32(x)
+            }
+
+            fn as_compute(_: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]> {
+                None
+            }
+
+            fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out {
+                dispatch!(kernel)
             }
         }
     };
@@ -63,28 +52,22 @@ macro_rules! real_element {
         impl Element for $real {
             type Compute = $real;
 
-            fn zeros(len: usize) -> Vec<Self> {
-                vec![0.0; len]
-            }
-
-            fn as_compute(elements: &[Self]) -> Option<&[Self]> {
-                Some(elements)
-            }
-
-            fn as_compute_mut(elements: &mut [Self]) -> Option<&mut [Self]> {
-                Some(elements)
-            }
-
-            fn widen(from: &[Self], to: &mut [Self]) {
-                to.copy_from_slice(from)
-            }
-
-            fn narrow(from: &[Self], to: &mut [Self]) {
-                to.copy_from_slice(from)
-            }
-
-            fn widen_one(self) -> Self {
+            #[inline(always)]
+            fn widen(self) -> Self {
                 self
+            }
+
+            #[inline(always)]
+            fn narrow(x: Self) -> Self {
+                x
+            }
+
+            fn as_compute(room: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self>]> {
+                Some(room)
+            }
+
+            fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out {
+                dispatch!(kernel)
             }
         }
     };

@@ -1,5 +1,7 @@
 //! The compute types, f32 and f64, and what the exponential needs of each.
 
+use super::simd::{Portable, Simd};
+
 /// A compute type: f32 for f16, bf16 and f32 tensors, f64 for f64 tensors.
 #[allow(missing_docs)]
 pub trait Real:
@@ -34,8 +36,11 @@ pub trait Real:
     /// The exponent bias, and how far above 1 the exponential of the maximum is put.
     const BIAS: Self;
     const HEADROOM: Self;
-    /// (e^r - 1 - r) / r^2 for |r| <= ln2/2, highest power first: Chebyshev fits.
-    const TAIL: &'static [Self];
+    /// e^x is 2^(n / STEPS) · e^r for an integer n: 16 powers from a table leave r a fourth power less to go (f32);
+    /// f64 has no room in a register for a table.
+    const STEPS: Self;
+    /// Accumulators of a sum: two 512-bit vectors, so that additions do not wait for one another.
+    const SUM_LANES: usize;
 
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
@@ -43,11 +48,16 @@ pub trait Real:
     fn is_nan(self) -> bool;
     fn ln(self) -> Self;
 
-    /// `self * a + b`, rounded once where `FMA`.
-    fn mul_add<const FMA: bool>(self, a: Self, b: Self) -> Self;
+    /// `self * a + b`, rounded once (f64 without such an instruction: twice).
+    fn fused(self, a: Self, b: Self) -> Self;
 
-    /// 2^(k - low - bias) for `self` = ROUND + k: 0 for k = low.
-    fn power_of_two(self, low: Self) -> Self;
+    /// exp(x) for each lane, relative to the [`Reference`](crate::state::Reference) of `floor` and `powers`: its `base`
+    /// subtracted already. 0 for -inf, NaN for NaN. f32: within one unit in the last place (see
+    /// `exp_is_within_a_unit`); f64: a relative 3e-16.
+    fn exp<S: Simd<Self>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V;
+
+    /// The same of one number.
+    fn exp_one(x: Self, floor: Self, low: Self) -> Self;
 
     /// The larger one; the other where one is NaN.
     #[inline(always)]
@@ -61,19 +71,21 @@ pub trait Real:
     }
 }
 
+/// Whether the crate is compiled for processors that all have a fused multiply-add.
+const FMA: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
 macro_rules! real {
-    ($real:ident, $bits:ident, mantissa: $mantissa:literal, $($constants:tt)*) => {
+    ($real:ident, $($items:tt)*) => {
         impl Real for $real {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const INFINITY: Self = $real::INFINITY;
             const NEG_INFINITY: Self = $real::NEG_INFINITY;
             const NAN: Self = $real::NAN;
-            const ROUND: Self = 1.5 * (1u64 << $mantissa) as $real;
             const LOG2_E: Self = std::$real::consts::LOG2_E;
             const LN_2: Self = std::$real::consts::LN_2;
             const LN_2_HI: Self = 355.0 / 512.0;
-            $($constants)*
+            $($items)*
 
             fn from_f64(x: f64) -> Self {
                 x as $real
@@ -95,57 +107,131 @@ macro_rules! real {
                 $real::ln(self)
             }
 
-            #[inline(always)]
-            fn mul_add<const FMA: bool>(self, a: Self, b: Self) -> Self {
-                if FMA {
-                    $real::mul_add(self, a, b)
-                } else {
-                    self * a + b
-                }
-            }
-
-            #[inline(always)]
-            fn power_of_two(self, low: Self) -> Self {
-                $real::from_bits(self.to_bits().wrapping_sub(low.to_bits()) << $mantissa)
+            fn exp_one(x: Self, floor: Self, low: Self) -> Self {
+                let s = Portable;
+                let floor = s.splat(floor);
+                <Self as Real>::exp(s, s.splat(x), floor, Simd::<Self>::powers(s, low))[0]
             }
         }
     };
 }
 
 real! {
-    f32, u32, mantissa: 23,
+    f32,
+    const ROUND: Self = 12_582_912.0;
     const LN_2_LO: Self = -2.121_944_4e-4;
     const LARGE: Self = 256.0; // exp(-104) is the smallest that counts
     const BIAS: Self = 127.0;
     const HEADROOM: Self = 64.0;
-    const TAIL: &'static [Self] = &[ // relative error 8.4e-9
-        0.001_392_692_7,
-        0.008_363_774,
-        0.041_666_55,
-        0.166_665_73,
-        0.5,
-    ];
+    const STEPS: Self = 16.0;
+    const SUM_LANES: usize = 32;
+
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        if FMA {
+            self.mul_add(a, b)
+        } else {
+            // The product is exact in f64; the sum is rounded there, and again here: the same but for ties that
+            // only the former makes, one in 2^29.
+            (f64::from(self) * f64::from(a) + f64::from(b)) as f32
+        }
+    }
+
+    #[inline(always)]
+    fn exp<S: Simd<f32>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V {
+        let x = s.max(floor, x); // keeps NaN
+        let k = s.mul_add(x, s.splat(16.0 * Self::LOG2_E), s.splat(Self::ROUND));
+        let j = s.sub(s.splat(Self::ROUND), k);
+        let r = s.mul_add(j, s.splat(Self::LN_2_HI / 16.0), x);
+        let r = s.mul_add(j, s.splat(Self::LN_2_LO / 16.0), r);
+        let power = s.power(k, powers);
+        // (e^r - 1 - r) / r^2 for |r| <= ln2/32, least squares: a relative 1.6e-9.
+        let p = s.mul_add(s.splat(0.166_670_09), r, s.splat(0.500_016_3));
+        let p = s.mul_add(p, r, s.splat(1.0));
+        s.mul_add(s.mul(power, r), p, power)
+    }
+}
+
+/// 2^(i/16), rounded to nearest.
+const POWERS: [u32; 16] = [
+    0x3f80_0000,
+    0x3f85_aac3,
+    0x3f8b_95c2,
+    0x3f91_c3d3,
+    0x3f98_37f0,
+    0x3f9e_f532,
+    0x3fa5_fed7,
+    0x3fad_583f,
+    0x3fb5_04f3,
+    0x3fbd_08a4,
+    0x3fc5_672a,
+    0x3fce_248c,
+    0x3fd7_44fd,
+    0x3fe0_ccdf,
+    0x3fea_c0c7,
+    0x3ff5_257d,
+];
+
+/// The powers 2^(i/16) with the bits of ROUND + n, moved up by 19 places, to come on top: n's low four bits, which
+/// chose the power, are taken off beforehand, and what `low` stands for becomes the exponent field 0.
+pub fn powers_of_two(low: f32) -> [u32; 16] {
+    let low = low.to_bits().wrapping_sub(f32::ROUND.to_bits()) as i32; // a multiple of 16
+    let exponent = ((low >> 4) + 127) << 23;
+    std::array::from_fn(|i| {
+        POWERS[i]
+            .wrapping_sub((i as u32) << 19)
+            .wrapping_sub(exponent as u32)
+    })
 }
 
 real! {
-    f64, u64, mantissa: 52,
+    f64,
+    const ROUND: Self = 6_755_399_441_055_744.0;
     const LN_2_LO: Self = -2.121_944_400_546_905_8e-4;
     const LARGE: Self = 2048.0; // exp(-746)
     const BIAS: Self = 1023.0;
     const HEADROOM: Self = 512.0;
-    const TAIL: &'static [Self] = &[ // relative error 1.4e-17
-        2.510_134_692_835_034e-8,
-        2.762_133_866_914_292_4e-7,
-        2.755_726_641_861_23e-6,
-        2.480_151_864_139_599_4e-5,
-        1.984_126_986_438_047e-4,
-        1.388_888_891_893_916_8e-3,
-        8.333_333_333_329_793e-3,
-        4.166_666_666_662_064e-2,
-        1.666_666_666_666_666_7e-1,
-        0.5,
-    ];
+    const STEPS: Self = 1.0;
+    const SUM_LANES: usize = 16;
+
+    #[inline(always)]
+    fn fused(self, a: Self, b: Self) -> Self {
+        if FMA {
+            self.mul_add(a, b)
+        } else {
+            self * a + b
+        }
+    }
+
+    #[inline(always)]
+    fn exp<S: Simd<f64>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V {
+        let x = s.max(floor, x); // keeps NaN
+        let k = s.mul_add(x, s.splat(Self::LOG2_E), s.splat(Self::ROUND));
+        let j = s.sub(s.splat(Self::ROUND), k);
+        let r = s.mul_add(j, s.splat(Self::LN_2_HI), x);
+        let r = s.mul_add(j, s.splat(Self::LN_2_LO), r);
+        let mut p = s.splat(TAIL[0]);
+        for &c in &TAIL[1..] {
+            p = s.mul_add(p, r, s.splat(c));
+        }
+        let p = s.mul_add(p, r, s.splat(1.0));
+        s.mul(s.mul_add(p, r, s.splat(1.0)), s.power(k, powers))
+    }
 }
+
+/// (e^r - 1 - r) / r^2 for |r| <= ln2/2, highest power first: a Chebyshev fit, a relative 1.4e-17.
+const TAIL: [f64; 10] = [
+    2.510_134_692_835_034e-8,
+    2.762_133_866_914_292_4e-7,
+    2.755_726_641_861_23e-6,
+    2.480_151_864_139_599_4e-5,
+    1.984_126_986_438_047e-4,
+    1.388_888_891_893_916_8e-3,
+    8.333_333_333_329_793e-3,
+    4.166_666_666_662_064e-2,
+    1.666_666_666_666_666_7e-1,
+    0.5,
+];
 
 #[cfg(test)]
 mod tests {

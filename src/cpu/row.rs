@@ -1,163 +1,334 @@
-//! The row core: one row, in the compute type.
+//! The row cores, generic over elements and vectors: a first pass over a row or a part of one, what the passes over the
+//! parts say together, and a second pass that writes.
 
-use super::simd::{dispatch, Kernel};
-use super::Real;
-use crate::state::{OnlineState, Reference};
+use super::simd::{each, map, map_in_place, store_short, stream, Filled, Simd, Vectors};
+use super::visitors::{Dot, Exp, Exps, Gradient, Largest, Rescale, Scale, Sum, Total};
+use super::{Element, Real};
+use crate::state::Reference;
+use std::mem::MaybeUninit;
 
-/// Independent accumulators: one 512-bit vector of f32, so that LLVM keeps them in registers.
-const LANES: usize = 16;
-/// Elements summed in the compute type before the sum moves on to a [`Sum`]: keeps the rounding of a row
-/// of any length at that of `CHUNK / LANES` additions.
-const CHUNK: usize = 1024;
+/// Columns of a row that is all in registers.
+pub const SHORT: usize = 128;
+
+/// What a pass found out about a part of a row, and what the second one needs to know of the whole.
+pub type At<O, C, const N: usize> = (<O as RowOp<N>>::Part<C>, <O as RowOp<N>>::Row<C>);
+
+/// An operator over rows of `N` inputs. All functions are `#[inline(always)]`.
+pub trait RowOp<const N: usize>: Copy + Send + Sync {
+    type Part<C: Real>: Copy + Send;
+    type Row<C: Real>: Copy + Send + Sync;
+    /// The first pass leaves a number for each element, which the second one starts from.
+    const KEEPS: bool;
+
+    /// The first pass. `kept`: room for the numbers, or none.
+    fn read<'k, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        x: [&[E]; N],
+        kept: &'k mut [MaybeUninit<E::Compute>],
+    ) -> (Self::Part<E::Compute>, &'k mut [E::Compute]);
+
+    /// All parts of a row, in order.
+    fn merge<C: Real>(self, parts: impl Iterator<Item = Self::Part<C>> + Clone) -> Self::Row<C>;
+
+    /// The second pass, to `y`; `streamed`: past the caches.
+    fn write<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        from: ([&[E]; N], &[E::Compute]),
+        at: At<Self, E::Compute, N>,
+        y: &'y mut [MaybeUninit<E>],
+        streamed: bool,
+    ) -> &'y mut [E];
+
+    /// The second pass where the kept numbers are: of an operator that keeps them.
+    fn write_kept<E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        kept: &mut [E::Compute],
+        at: At<Self, E::Compute, N>,
+    );
+
+    /// Both passes over rows of at most [`SHORT`] columns, one after another; the same bits.
+    fn short<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        x: [&[E]; N],
+        cols: usize,
+        y: &'y mut [MaybeUninit<E>],
+    ) -> Filled<'y>;
+}
 
 /// y = softmax(x).
-pub fn softmax_row<T: Real>(x: &[T], y: &mut [T]) {
-    dispatch(Softmax { x: Some(x), y })
+#[derive(Clone, Copy)]
+pub struct Softmax;
+
+/// The largest number `m`, and the sum of the exponentials relative to `Reference::new(m)`.
+#[derive(Clone, Copy)]
+pub struct SoftmaxPart<C> {
+    m: C,
+    d: f64,
 }
 
-/// softmax(x) where x lies; the same bits.
-pub fn softmax_row_in_place<T: Real>(x: &mut [T]) {
-    dispatch(Softmax { x: None, y: x })
+/// The largest number `m`, and what exponentials relative to `Reference::new(m)` are multiplied by.
+#[derive(Clone, Copy)]
+pub struct SoftmaxRow<C> {
+    m: C,
+    scale: C,
 }
 
-/// dx = y·(g - Σ g·y), the gradient of softmax.
-pub fn softmax_backward_row<T: Real>(y: &[T], g: &[T], dx: &mut [T]) {
-    dispatch(SoftmaxBackward { y, g, dx })
-}
+impl RowOp<1> for Softmax {
+    type Part<C: Real> = SoftmaxPart<C>;
+    type Row<C: Real> = SoftmaxRow<C>;
+    const KEEPS: bool = true;
 
-/// `x`: none where `y` holds it.
-struct Softmax<'a, T> {
-    x: Option<&'a [T]>,
-    y: &'a mut [T],
-}
-
-impl<T: Real> Kernel for Softmax<'_, T> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let m = max(self.x.unwrap_or(self.y));
-        let at = Reference::new(m);
+    fn read<'k, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        x: [&[E]; 1],
+        kept: &'k mut [MaybeUninit<E::Compute>],
+    ) -> (SoftmaxPart<E::Compute>, &'k mut [E::Compute]) {
+        let fill = E::Compute::NEG_INFINITY;
+        let mut largest = Largest::new(s);
+        each(s, x, fill, &mut largest);
+        let m = largest.lane(s);
+        let reference = Reference::new(m);
+        // The subtraction of 0 from each number costs a tenth.
+        let (d, kept) = match reference.base == E::Compute::ZERO {
+            true => exps::<_, _, false>(s, reference, x, kept),
+            false => exps::<_, _, true>(s, reference, x, kept),
+        };
+        (SoftmaxPart { m, d }, kept)
+    }
+
+    #[inline(always)]
+    fn merge<C: Real>(self, parts: impl Iterator<Item = SoftmaxPart<C>> + Clone) -> SoftmaxRow<C> {
+        let m = parts.clone().fold(C::NEG_INFINITY, |m, part| m.max(part.m));
         let mut d = Sum::default();
-        for (i, y) in self.y.chunks_mut(CHUNK).enumerate() {
-            match self.x {
-                Some(x) => {
-                    for (y, &x) in y.iter_mut().zip(&x[i * CHUNK..]) {
-                        *y = at.exp::<FMA>(x);
-                    }
-                }
-                None => {
-                    for y in y.iter_mut() {
-                        *y = at.exp::<FMA>(*y);
-                    }
-                }
-            }
-            d.add(sum(y));
+        for part in parts {
+            d.add(part.d * factor(m, part.m).to_f64());
         }
-        let d = T::from_f64(d.total());
-        let scale = OnlineState { m, d }.normaliser();
-        for y in self.y.iter_mut() {
-            *y = *y * scale;
+        SoftmaxRow {
+            m,
+            scale: normaliser(m, d.total()),
         }
     }
-}
 
-struct SoftmaxBackward<'a, T> {
-    y: &'a [T],
-    g: &'a [T],
-    dx: &'a mut [T],
-}
-
-impl<T: Real> Kernel for SoftmaxBackward<'_, T> {
     #[inline(always)]
-    fn run<const FMA: bool>(self) {
-        let mut s = Sum::default();
-        for (y, g) in self.y.chunks(CHUNK).zip(self.g.chunks(CHUNK)) {
-            s.add(dot::<T, FMA>(y, g));
+    fn write<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        (_, kept): ([&[E]; 1], &[E::Compute]),
+        (part, row): At<Self, E::Compute, 1>,
+        y: &'y mut [MaybeUninit<E>],
+        streamed: bool,
+    ) -> &'y mut [E] {
+        let (fill, factor) = (E::Compute::ZERO, factor(row.m, part.m));
+        if factor != E::Compute::ONE {
+            return map(
+                s,
+                [kept],
+                fill,
+                y,
+                &mut Rescale(s.splat(factor), s.splat(row.scale)),
+            );
         }
-        let s = T::from_f64(s.total());
-        for ((dx, &y), &g) in self.dx.iter_mut().zip(self.y).zip(self.g) {
-            *dx = y * (g - s);
+        let scale = &mut Scale(s.splat(row.scale));
+        match streamed {
+            true => stream(s, [kept], fill, y, scale),
+            false => map(s, [kept], fill, y, scale),
         }
     }
-}
 
-/// The sum of chunks, as if in twice the precision (Neumaier): a sum of 2^14 chunks in f64 alone was off
-/// by 3e-13.
-#[derive(Default)]
-struct Sum {
-    high: f64,
-    low: f64,
-}
-
-impl Sum {
     #[inline(always)]
-    fn add(&mut self, x: f64) {
-        let sum = self.high + x;
-        let of_x = sum - self.high;
-        self.low += (self.high - (sum - of_x)) + (x - of_x);
-        self.high = sum;
+    fn write_kept<E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        kept: &mut [E::Compute],
+        (part, row): At<Self, E::Compute, 1>,
+    ) {
+        let (fill, factor) = (E::Compute::ZERO, factor(row.m, part.m));
+        match factor == E::Compute::ONE {
+            true => map_in_place(s, kept, fill, &mut Scale(s.splat(row.scale))),
+            false => map_in_place(
+                s,
+                kept,
+                fill,
+                &mut Rescale(s.splat(factor), s.splat(row.scale)),
+            ),
+        }
     }
 
-    /// An infinite or NaN sum has no low part.
     #[inline(always)]
-    fn total(&self) -> f64 {
-        if self.low.is_nan() {
-            self.high
-        } else {
-            self.high + self.low
+    fn short<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        [x]: [&[E]; 1],
+        cols: usize,
+        y: &'y mut [MaybeUninit<E>],
+    ) -> Filled<'y> {
+        match cols.div_ceil(<S as Simd<E::Compute>>::N) {
+            0 | 1 => short::<E, S, 1>(s, x, cols, y),
+            2 => short::<E, S, 2>(s, x, cols, y),
+            3 | 4 => short::<E, S, 4>(s, x, cols, y),
+            5..=8 => short::<E, S, 8>(s, x, cols, y),
+            9..=16 => short::<E, S, 16>(s, x, cols, y),
+            _ => short::<E, S, 32>(s, x, cols, y),
         }
     }
 }
 
 #[inline(always)]
-fn max<T: Real>(row: &[T]) -> T {
-    let mut lanes = [T::NEG_INFINITY; LANES];
-    let (whole, rest) = row.as_chunks::<LANES>();
-    for chunk in whole {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = lane.max(x);
-        }
+fn exps<'k, E: Element, S: Vectors<E>, const BASE: bool>(
+    s: S,
+    reference: Reference<E::Compute>,
+    x: [&[E]; 1],
+    kept: &'k mut [MaybeUninit<E::Compute>],
+) -> (f64, &'k mut [E::Compute]) {
+    let mut exps = Exps::<E::Compute, S, BASE> {
+        exp: Exp::new(s, reference),
+        total: Total::new(s),
+    };
+    let kept = map(s, x, E::Compute::NEG_INFINITY, kept, &mut exps);
+    (exps.total.sum.total(), kept)
+}
+
+/// Rows in `K` vectors.
+#[inline(always)]
+fn short<'y, E: Element, S: Vectors<E>, const K: usize>(
+    s: S,
+    x: &[E],
+    cols: usize,
+    y: &'y mut [MaybeUninit<E>],
+) -> Filled<'y> {
+    let mut done = Filled::none(y);
+    for (x, y) in x.chunks_exact(cols).zip(y.chunks_exact_mut(cols)) {
+        done = done.then(Filled::of(short_row::<E, S, K>(s, x, y)));
     }
-    let rest = rest.iter().fold(T::NEG_INFINITY, |m, &x| m.max(x));
-    fold(lanes, T::max).max(rest)
+    done
 }
 
 #[inline(always)]
-fn sum<T: Real>(chunk: &[T]) -> f64 {
-    let mut lanes = [T::ZERO; LANES];
-    let (whole, rest) = chunk.as_chunks::<LANES>();
-    for chunk in whole {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = *lane + x;
+fn short_row<'y, E: Element, S: Vectors<E>, const K: usize>(
+    s: S,
+    x: &[E],
+    y: &'y mut [MaybeUninit<E>],
+) -> &'y mut [E] {
+    let (n, fill) = (<S as Simd<E::Compute>>::N, E::Compute::NEG_INFINITY);
+    let mut v = [s.splat(fill); K];
+    for (k, v) in v.iter_mut().enumerate() {
+        if (k + 1) * n <= x.len() {
+            *v = s.load(&x[k * n..]);
+        } else if k * n < x.len() {
+            *v = s.load_part(&x[k * n..], fill);
         }
     }
-    let rest: f64 = rest.iter().map(|x| x.to_f64()).sum();
-    fold(lanes.map(T::to_f64), |a, b| a + b) + rest
+    let m = s.largest(v.iter().fold(s.splat(fill), |m, &v| s.max(v, m)));
+    let reference = Reference::new(m);
+    let exp = Exp::<E::Compute, S>::new(s, reference);
+    if reference.base != E::Compute::ZERO {
+        v = v.map(|v| s.sub(v, exp.base));
+    }
+    let mut total = Total::<E::Compute, S>::new(s);
+    for (k, v) in v.iter_mut().enumerate() {
+        *v = E::Compute::exp(s, *v, exp.floor, exp.powers);
+        total.add(s, k % (E::Compute::SUM_LANES / n), *v);
+    }
+    let d = s.sum(total.lanes).to_f64();
+    let scale = s.splat(normaliser(m, d));
+    store_short(s, v.map(|v| s.mul(v, scale)), y)
 }
 
+/// What takes exponentials relative to `Reference::new(part)` to those relative to `Reference::new(m)`.
 #[inline(always)]
-fn dot<T: Real, const FMA: bool>(a: &[T], b: &[T]) -> f64 {
-    let mut lanes = [T::ZERO; LANES];
-    let ((a, rest_a), (b, rest_b)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a.iter().zip(b) {
-        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = a.mul_add::<FMA>(b, *lane);
-        }
+fn factor<C: Real>(m: C, part: C) -> C {
+    match m == part {
+        true => C::ONE,
+        false => Reference::new(m).factor(part),
     }
-    let rest = rest_a.iter().zip(rest_b);
-    let rest: f64 = rest.map(|(a, b)| a.to_f64() * b.to_f64()).sum();
-    fold(lanes.map(T::to_f64), |a, b| a + b) + rest
 }
 
-/// All lanes by halves: log2 steps, where one after the other would cost a short row more than its
-/// exponentials.
+/// +inf rows are NaN as a whole; 1/inf would leave zeros beside the NaN.
 #[inline(always)]
-fn fold<T: Copy>(mut lanes: [T; LANES], f: impl Fn(T, T) -> T) -> T {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
+fn normaliser<C: Real>(m: C, d: f64) -> C {
+    match m == C::INFINITY {
+        true => C::NAN,
+        false => C::from_f64(1.0 / d),
     }
-    lanes[0]
+}
+
+/// dx = y·(g - Σ g·y), of y and g: the gradient of softmax.
+#[derive(Clone, Copy)]
+pub struct SoftmaxBackward;
+
+impl RowOp<2> for SoftmaxBackward {
+    /// Σ g·y.
+    type Part<C: Real> = f64;
+    type Row<C: Real> = C;
+    const KEEPS: bool = false;
+
+    #[inline(always)]
+    fn read<'k, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        x: [&[E]; 2],
+        _: &'k mut [MaybeUninit<E::Compute>],
+    ) -> (f64, &'k mut [E::Compute]) {
+        let mut dot = Dot::<E::Compute, S>(Total::new(s));
+        each(s, x, E::Compute::ZERO, &mut dot);
+        (dot.0.sum.total(), &mut [])
+    }
+
+    #[inline(always)]
+    fn merge<C: Real>(self, parts: impl Iterator<Item = f64> + Clone) -> C {
+        let mut sum = Sum::default();
+        for part in parts {
+            sum.add(part);
+        }
+        C::from_f64(sum.total())
+    }
+
+    #[inline(always)]
+    fn write<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        (x, _): ([&[E]; 2], &[E::Compute]),
+        (_, row): At<Self, E::Compute, 2>,
+        y: &'y mut [MaybeUninit<E>],
+        streamed: bool,
+    ) -> &'y mut [E] {
+        let (fill, gradient) = (E::Compute::ZERO, &mut Gradient(s.splat(row)));
+        match streamed {
+            true => stream(s, x, fill, y, gradient),
+            false => map(s, x, fill, y, gradient),
+        }
+    }
+
+    fn write_kept<E: Element, S: Vectors<E>>(
+        self,
+        _: S,
+        _: &mut [E::Compute],
+        _: At<Self, E::Compute, 2>,
+    ) {
+    }
+
+    #[inline(always)]
+    fn short<'y, E: Element, S: Vectors<E>>(
+        self,
+        s: S,
+        [y, g]: [&[E]; 2],
+        cols: usize,
+        dx: &'y mut [MaybeUninit<E>],
+    ) -> Filled<'y> {
+        let mut done = Filled::none(dx);
+        let inputs = y.chunks_exact(cols).zip(g.chunks_exact(cols));
+        for ((y, g), dx) in inputs.zip(dx.chunks_exact_mut(cols)) {
+            let (part, _) = self.read(s, [y, g], &mut []);
+            let row = self.merge([part].into_iter());
+            let dx = self.write(s, ([y, g], &[]), (part, row), dx, false);
+            done = done.then(Filled::of(dx));
+        }
+        done
+    }
 }

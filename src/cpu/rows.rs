@@ -1,5 +1,8 @@
-//! Runs the row core over every row of a [`RowSpace`], in parallel.
+//! Runs a row core over every row of a [`RowSpace`], in parallel.
 
+use super::row::RowOp;
+use super::simd::{as_room, filled, Filled};
+use super::task::{Rows, Scratch, Source};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
 use candle_core::Error;
@@ -7,46 +10,34 @@ use rayon::prelude::*;
 use std::collections::TryReserveError;
 
 /// Elements that a thread takes at least: fewer are done before the pool has woken.
-const TASK: usize = 1 << 14;
+const TASK: usize = 1 << 15;
 /// Tasks for each thread of the pool: the last ones to finish idle the others for a quarter of a share.
 const TASKS_PER_THREAD: usize = 4;
+/// Bytes of results that go past the caches.
+const STREAMED: usize = 32 << 20;
 
-/// A row of each of `N` inputs and of the output, in the compute type; empty where memory holds them so
-/// already.
-struct Scratch<C, const N: usize> {
-    inputs: [Vec<C>; N],
-    output: Vec<C>,
-}
-
-impl<C: Element, const N: usize> Scratch<C, N> {
-    /// With room for rows of `cols`, for the inputs that are `copied` and maybe the output.
-    fn reserve(cols: usize, copied: [bool; N], output: bool) -> Result<Self, TryReserveError> {
-        let mut scratch = Self {
-            inputs: std::array::from_fn(|_| Vec::new()),
-            output: zeros(if output { cols } else { 0 })?,
-        };
-        for (input, copied) in scratch.inputs.iter_mut().zip(copied) {
-            *input = zeros(if copied { cols } else { 0 })?;
-        }
-        Ok(scratch)
-    }
-}
-
-/// Applies `row_op(inputs, output)` to each row; the results are contiguous, with `inner` elements
-/// between a row's columns (the product of the dims after the reduced one).
-pub fn map_rows<T: Element, const N: usize>(
-    op: &str,
+/// Applies `op` to each row; the results are contiguous, with `inner` elements between a row's columns (the product of
+/// the dims after the reduced one).
+pub fn map_rows<O: RowOp<N>, T: Element, const N: usize>(
+    name: &str,
     space: &RowSpace<N>,
     inputs: [&[T]; N],
     inner: usize,
-    row_op: impl Fn([&[T::Compute]; N], &mut [T::Compute]) + Sync,
+    op: O,
 ) -> candle_core::Result<Vec<T>> {
-    let by_row = by_row(op, space, inputs, Threads::Pool, row_op)?;
-    if inner == 1 || by_row.is_empty() {
+    if space.is_empty() {
+        return Ok(Vec::new());
+    }
+    for (operand, input) in space.operands.iter().zip(inputs) {
+        space.check_within(name, operand, input.len())?;
+    }
+    let by_row =
+        by_row(Source { space, inputs }, threads(), op).map_err(|_| no_memory(name, space))?;
+    if inner == 1 {
         return Ok(by_row);
     }
     let cols = space.cols;
-    let mut result = zeros(by_row.len()).map_err(|_| no_memory(op, space))?;
+    let mut result = vec![T::default(); by_row.len()];
     // (outer, inner, cols) -> (outer, cols, inner), a run of `inner` elements at a time.
     let runs = result.par_chunks_mut(inner).enumerate();
     runs.for_each(|(run, out)| {
@@ -58,43 +49,34 @@ pub fn map_rows<T: Element, const N: usize>(
     Ok(result)
 }
 
-/// Applies `row_op` to each row of `data` where it lies, or to none where memory lacks.
+/// Applies `op` to each row of `data` where it lies, or to none where memory lacks.
 ///
 /// On one thread if a rayon worker calls: candle holds the storage's write lock meanwhile, and a worker
 /// that waits for others may take up a task that wants the same lock.
-pub fn map_rows_in_place<T: Element>(
-    op: &str,
+pub fn map_rows_in_place<O: RowOp<1>, T: Element>(
+    name: &str,
     space: &RowSpace<1>,
     data: &mut [T],
-    row_op: impl Fn(&mut [T::Compute]) + Sync,
+    op: O,
 ) -> candle_core::Result<()> {
     if space.is_empty() {
         return Ok(());
     }
     let threads = match rayon::current_thread_index() {
-        None => Threads::Pool,
-        Some(_) => Threads::One,
+        None => threads(),
+        Some(_) => 1,
     };
-    space.check_within(op, &space.operands[0], data.len())?;
+    space.check_within(name, &space.operands[0], data.len())?;
     let (operand, cols) = (&space.operands[0], space.cols);
     let side_by_side = operand.row_strides.iter().all(|&s| s == cols) && space.dims.len() <= 1;
     if side_by_side && operand.col_stride == 1 {
         let data = &mut data[operand.offset..][..space.rows * cols];
-        let body = |_, row: &mut [T], scratch: &mut Scratch<_, 0>| match T::as_compute_mut(row) {
-            Some(row) => row_op(row),
-            None => {
-                T::widen(row, &mut scratch.output);
-                row_op(&mut scratch.output);
-                T::narrow(&scratch.output, row);
-            }
-        };
-        return for_each_row(data, cols, threads, [], body).map_err(|_| no_memory(op, space));
+        return in_blocks(data, cols, threads, op).map_err(|_| no_memory(name, space));
     }
     // Rows that interleave cannot be handed to threads as slices: results go through a buffer.
-    let results = by_row(op, space, [&*data], threads, |[x], y| {
-        y.copy_from_slice(x);
-        row_op(y)
-    })?;
+    let inputs = [&*data];
+    let results =
+        by_row(Source { space, inputs }, threads, op).map_err(|_| no_memory(name, space))?;
     for (row, result) in results.chunks(cols).enumerate() {
         let start = operand.row_offset(&space.dims, row);
         for (c, &x) in result.iter().enumerate() {
@@ -104,128 +86,120 @@ pub fn map_rows_in_place<T: Element>(
     Ok(())
 }
 
-/// The results row after row.
-fn by_row<T: Element, const N: usize>(
-    op: &str,
-    space: &RowSpace<N>,
-    inputs: [&[T]; N],
-    threads: Threads,
-    row_op: impl Fn([&[T::Compute]; N], &mut [T::Compute]) + Sync,
-) -> candle_core::Result<Vec<T>> {
-    if space.is_empty() {
-        return Ok(Vec::new());
-    }
-    for (operand, input) in space.operands.iter().zip(inputs) {
-        space.check_within(op, operand, input.len())?;
-    }
-    let cols = space.cols;
-    let run = || {
-        // `RowSpace::new` has counted the elements.
-        let mut results = zeros(space.rows * cols)?;
-        let copied = std::array::from_fn(|i| is_copied::<T>(&space.operands[i]));
-        let body = |row, out: &mut [T], scratch: &mut Scratch<_, N>| {
-            let mut views: [&[T::Compute]; N] = [&[]; N];
-            let places = space.operands.iter().zip(inputs).zip(&mut scratch.inputs);
-            for (view, ((operand, input), buffer)) in views.iter_mut().zip(places) {
-                *view = row_view(input, operand, &space.dims, row, cols, buffer);
-            }
-            match T::as_compute_mut(out) {
-                Some(out) => row_op(views, out),
-                None => {
-                    row_op(views, &mut scratch.output);
-                    T::narrow(&scratch.output, out);
-                }
-            }
-        };
-        for_each_row(&mut results, cols, threads, copied, body)?;
-        Ok(results)
-    };
-    run().map_err(|_: TryReserveError| no_memory(op, space))
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Threads {
-    One,
-    Pool,
-}
-
-/// Calls `body(row, slice, scratch)` for each `cols`-long slice of `data`, once there is memory for the
-/// scratch of all tasks.
-fn for_each_row<T: Element, const N: usize>(
+/// Contiguous rows where they lie: each block of them from a copy, which costs less than reading and writing the same
+/// cache lines in turns would take code.
+fn in_blocks<O: RowOp<1>, T: Element>(
     data: &mut [T],
     cols: usize,
-    threads: Threads,
-    copied: [bool; N],
-    body: impl Fn(usize, &mut [T], &mut Scratch<T::Compute, N>) + Sync,
+    threads: usize,
+    op: O,
 ) -> Result<(), TryReserveError> {
-    let rows = data.len() / cols;
-    let most = match threads {
-        Threads::One => 1,
-        Threads::Pool => match rayon::current_num_threads() {
-            1 => 1, // this thread instead of the pool's one: no hand-over
-            threads => TASKS_PER_THREAD * threads,
-        },
+    let contiguous = |rows: usize| RowSpace {
+        rows,
+        cols,
+        dims: vec![rows],
+        operands: [Operand {
+            offset: 0,
+            row_strides: vec![cols],
+            col_stride: 1,
+        }],
     };
-    let tasks = (data.len() / TASK).clamp(1, most).min(rows);
-    let output = T::as_compute(&[]).is_none();
-    let mut scratch = (0..tasks)
-        .map(|_| Scratch::reserve(cols, copied, output))
-        .collect::<Result<Vec<_>, _>>()?;
-    let rows_per_task = rows.div_ceil(tasks);
-    let run = |(task, (slices, scratch)): (usize, (&mut [T], &mut Scratch<_, N>))| {
-        for (i, slice) in slices.chunks_mut(cols).enumerate() {
-            body(task * rows_per_task + i, slice, scratch);
+    let block = contiguous((TASK / 4 / cols).clamp(1, data.len() / cols));
+    let scratch = || {
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(block.rows * cols)?;
+        let source = Source {
+            space: &block,
+            inputs: [&[]],
+        };
+        Ok((copy, Scratch::reserve::<O>(&source, false)?))
+    };
+    each_task(data, cols, threads, scratch, |_, rows, (copy, scratch)| {
+        for rows in rows.chunks_mut(block.rows * cols) {
+            copy.clear();
+            copy.extend_from_slice(rows);
+            let (space, inputs) = (&contiguous(rows.len() / cols), [&copy[..]]);
+            let source = Source { space, inputs };
+            let (room, streamed) = (as_room(rows), false);
+            Rows {
+                op,
+                source,
+                first: 0,
+                room,
+                scratch,
+                streamed,
+            }
+            .run(threads > 1);
         }
-    };
-    let share = rows_per_task * cols;
-    match tasks {
-        1 => run((0, (data, &mut scratch[0]))),
-        _ => (data.par_chunks_mut(share).zip(&mut scratch))
-            .enumerate()
-            .for_each(run),
-    }
+    })?;
     Ok(())
 }
 
-/// Row `row` of `data`: itself where it can be used as it lies, else copied into `buffer`.
-fn row_view<'a, T: Element>(
-    data: &'a [T],
-    operand: &Operand,
-    dims: &[usize],
-    row: usize,
+/// The results row after row.
+fn by_row<O: RowOp<N>, T: Element, const N: usize>(
+    source: Source<T, N>,
+    threads: usize,
+    op: O,
+) -> Result<Vec<T>, TryReserveError> {
+    // `RowSpace::new` has counted the elements.
+    let (len, cols) = (source.space.rows * source.space.cols, source.space.cols);
+    let streamed = len >= STREAMED / size_of::<T>();
+    filled(len, |room| {
+        let scratch = || Scratch::reserve::<O>(&source, streamed);
+        let tasks = each_task(room, cols, threads, scratch, |first, room, scratch| {
+            Rows {
+                op,
+                source,
+                first,
+                room,
+                scratch,
+                streamed,
+            }
+            .run(threads > 1)
+        })?;
+        Ok(tasks.into_iter().reduce(Filled::then).expect("a task"))
+    })
+}
+
+/// Threads that share the work: of the pool, or this one instead of the pool's one, which saves the hand-over.
+fn threads() -> usize {
+    rayon::current_num_threads()
+}
+
+/// Calls `body(row, rows, scratch)` for stretches of `data` that are whole rows, the first of them `row`, once there is
+/// memory for the scratch of all tasks; results in order.
+fn each_task<'y, X: Send, C: Send, R: Send>(
+    data: &'y mut [X],
     cols: usize,
-    buffer: &'a mut [T::Compute],
-) -> &'a [T::Compute] {
-    let start = operand.row_offset(dims, row);
-    if operand.col_stride == 1 {
-        let elements = &data[start..start + cols];
-        if let Some(row) = T::as_compute(elements) {
-            return row;
-        }
-        T::widen(elements, buffer);
-    } else {
-        for (c, x) in buffer.iter_mut().enumerate() {
-            *x = data[start + c * operand.col_stride].widen_one();
-        }
+    threads: usize,
+    scratch: impl Fn() -> Result<C, TryReserveError>,
+    body: impl Fn(usize, &'y mut [X], &mut C) -> R + Sync,
+) -> Result<Vec<R>, TryReserveError> {
+    let rows = data.len() / cols;
+    let most = match threads {
+        1 => 1,
+        threads => TASKS_PER_THREAD * threads,
+    };
+    let tasks = (data.len() / TASK).clamp(1, most).min(rows);
+    if tasks == 1 {
+        return Ok(vec![body(0, data, &mut scratch()?)]);
     }
-    buffer
+    let rows_per_task = rows.div_ceil(tasks);
+    let mut scratch = (0..tasks)
+        .map(|_| scratch())
+        .collect::<Result<Vec<_>, _>>()?;
+    let stretches = data
+        .par_chunks_mut(rows_per_task * cols)
+        .zip(&mut scratch)
+        .enumerate();
+    Ok(stretches
+        .map(|(task, (data, scratch))| body(task * rows_per_task, data, scratch))
+        .collect())
 }
 
-/// Whether `row_view` needs its buffer.
-fn is_copied<T: Element>(operand: &Operand) -> bool {
-    operand.col_stride != 1 || T::as_compute(&[]).is_none()
-}
-
-/// `len` zeros, if there is memory for them.
-fn zeros<T: Element>(len: usize) -> Result<Vec<T>, TryReserveError> {
-    // There is no zeroed allocation that can fail: ask first.
-    Vec::<T>::new().try_reserve_exact(len)?;
-    Ok(T::zeros(len))
-}
-
-fn no_memory<const N: usize>(op: &str, space: &RowSpace<N>) -> Error {
+fn no_memory<const N: usize>(name: &str, space: &RowSpace<N>) -> Error {
     Error::msg(format!(
-        "{op}: requires memory for {} rows of {} columns, got none",
+        "{name}: requires memory for {} rows of {} columns, got none",
         space.rows, space.cols
     ))
 }

@@ -2,7 +2,7 @@
 
 use super::dispatch::{check_distinct, inner_len, map_float, map_float_mut, metal_unsupported};
 use super::softmax_backward::SoftmaxBackward;
-use crate::cpu::{map_rows, map_rows_in_place, softmax_row, softmax_row_in_place};
+use crate::cpu::{map_rows, map_rows_in_place, Softmax};
 use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 use candle_core::shape::Dim;
@@ -125,7 +125,7 @@ impl CustomOp1 for SoftmaxDim {
     fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let space = RowSpace::new(NAME, [layout], self.dim)?;
         let inner = inner_len(layout, self.dim);
-        let y = map_float!(NAME, x, x => map_rows(NAME, &space, [x], inner, |[x], y| softmax_row(x, y))?);
+        let y = map_float!(NAME, x, x => map_rows(NAME, &space, [x], inner, Softmax)?);
         Ok((y, layout.shape().clone()))
     }
 
@@ -176,7 +176,7 @@ impl InplaceOp1 for OnlineSoftmax {
     fn cpu_fwd(&self, x: &mut CpuStorage, layout: &Layout) -> Result<()> {
         check_distinct(NAME, layout)?;
         let space = RowSpace::new(NAME, [layout], SoftmaxDim::last(layout).dim)?;
-        map_float_mut!(NAME, x, x => map_rows_in_place(NAME, &space, x, softmax_row_in_place))
+        map_float_mut!(NAME, x, x => map_rows_in_place(NAME, &space, x, Softmax))
     }
 
     #[cfg(feature = "cuda")]

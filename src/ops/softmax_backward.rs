@@ -1,7 +1,7 @@
 //! The gradient of softmax: one fused operator over y and its incoming gradient.
 
 use super::dispatch::{inner_len, map_float, metal_unsupported};
-use crate::cpu::{map_rows, softmax_backward_row};
+use crate::cpu;
 use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
@@ -32,9 +32,9 @@ impl CustomOp2 for SoftmaxBackward {
     ) -> Result<(CpuStorage, Shape)> {
         let space = RowSpace::new(NAME, [y_layout, g_layout], self.dim)?;
         let inner = inner_len(y_layout, self.dim);
-        let dx = map_float!(NAME, y, g, (y, g) => map_rows(NAME, &space, [y, g], inner, |[y, g], dx| {
-            softmax_backward_row(y, g, dx)
-        })?);
+        let dx = map_float!(NAME, y, g, (y, g) => {
+            cpu::map_rows(NAME, &space, [y, g], inner, cpu::SoftmaxBackward)?
+        });
         Ok((dx, y_layout.shape().clone()))
     }
 

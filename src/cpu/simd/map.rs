@@ -1,0 +1,208 @@
+//! Walks over slices, a vector at a time: of one input or of several of the same length.
+
+use super::{Access, Simd};
+use crate::cpu::{Element, Real};
+use std::mem::MaybeUninit;
+
+/// Additions to each accumulator of a sum before `chunk_end`.
+const ADDITIONS: usize = 64;
+
+/// What is done with the vectors of `M` inputs. All `#[inline(always)]`.
+pub trait Visitor<C: Real, S: Simd<C>, const M: usize> {
+    /// The vector that comes of these. `at`: the accumulator that the lanes belong to.
+    fn vector(&mut self, s: S, at: usize, v: [S::V; M]) -> S::V;
+    /// Each accumulator has had 64 vectors, or the input ends.
+    fn chunk_end(&mut self, _s: S) {}
+}
+
+#[inline(always)]
+fn load<E: Element, S: Access<E>, const M: usize>(s: S, x: [&[E]; M], o: usize) -> [S::V; M] {
+    let mut v = [s.splat(E::Compute::ZERO); M];
+    for (v, x) in v.iter_mut().zip(x) {
+        *v = s.load(&x[o..o + S::N]);
+    }
+    v
+}
+
+#[inline(always)]
+fn load_part<E: Element, S: Access<E>, const M: usize>(
+    s: S,
+    x: [&[E]; M],
+    o: usize,
+    fill: E::Compute,
+) -> [S::V; M] {
+    let mut v = [s.splat(fill); M];
+    for (v, x) in v.iter_mut().zip(x) {
+        *v = s.load_part(&x[o..], fill);
+    }
+    v
+}
+
+/// Calls `whole(o, at)` for each vector of `len` elements, its first element and its accumulator, and `part(o, at)` for
+/// what is left after them.
+macro_rules! walk {
+    ($s:ident, $c:ty, $n:expr, $len:expr, $f:ident, |$o:ident, $at:ident| $whole:expr, $part:expr) => {{
+        let (len, n) = ($len, $n);
+        let accumulators = <$c>::SUM_LANES / n;
+        let mut $o = 0;
+        while $o < len {
+            let end = len.min($o + ADDITIONS * <$c>::SUM_LANES);
+            while $o + <$c>::SUM_LANES <= end {
+                for $at in 0..accumulators {
+                    $whole;
+                    $o += n;
+                }
+            }
+            // As many steps as there are accumulators, so that all are in registers.
+            for $at in 0..accumulators {
+                if $o + n <= end {
+                    $whole;
+                    $o += n;
+                } else if $o < end {
+                    $part;
+                    $o = end;
+                }
+            }
+            $f.chunk_end($s);
+        }
+    }};
+}
+
+/// Visits the vectors of `x`, with `fill` in the lanes past their ends.
+#[inline(always)]
+pub fn each<E, S, const M: usize>(
+    s: S,
+    x: [&[E]; M],
+    fill: E::Compute,
+    f: &mut impl Visitor<E::Compute, S, M>,
+) where
+    E: Element,
+    S: Access<E>,
+{
+    walk!(
+        s,
+        E::Compute,
+        S::N,
+        x[0].len(),
+        f,
+        |o, at| f.vector(s, at, load(s, x, o)),
+        f.vector(s, at, load_part(s, x, o, fill))
+    );
+}
+
+/// Visits the vectors of `x` and writes what comes to `y`, of the same length: all of it.
+#[inline(always)]
+pub fn map<'a, A, B, S, const M: usize>(
+    s: S,
+    x: [&[A]; M],
+    fill: A::Compute,
+    y: &'a mut [MaybeUninit<B>],
+    f: &mut impl Visitor<A::Compute, S, M>,
+) -> &'a mut [B]
+where
+    A: Element,
+    B: Element<Compute = A::Compute>,
+    S: Access<A> + Access<B>,
+{
+    assert!(x.iter().all(|x| x.len() == y.len()));
+    walk!(
+        s,
+        A::Compute,
+        <S as Simd<A::Compute>>::N,
+        y.len(),
+        f,
+        |o, at| s.store(
+            f.vector(s, at, load(s, x, o)),
+            &mut y[o..o + <S as Simd<A::Compute>>::N]
+        ),
+        s.store_part(f.vector(s, at, load_part(s, x, o, fill)), &mut y[o..])
+    );
+    // SAFETY: the walk wrote each element of `y`, in vectors and a part of one.
+    unsafe { y.assume_init_mut() }
+}
+
+/// As `map`, each vector of `y` onto itself.
+#[inline(always)]
+pub fn map_in_place<E, S>(
+    s: S,
+    y: &mut [E],
+    fill: E::Compute,
+    f: &mut impl Visitor<E::Compute, S, 1>,
+) where
+    E: Element,
+    S: Access<E>,
+{
+    let len = y.len();
+    let room = super::as_room(y);
+    walk!(
+        s,
+        E::Compute,
+        S::N,
+        len,
+        f,
+        |o, at| {
+            // SAFETY: elements, of before or written below.
+            let x: &[E] = unsafe { room[o..o + S::N].assume_init_ref() };
+            s.store(f.vector(s, at, load(s, [x], 0)), &mut room[o..o + S::N]);
+        },
+        {
+            // SAFETY: as above.
+            let x: &[E] = unsafe { room[o..].assume_init_ref() };
+            s.store_part(f.vector(s, at, load_part(s, [x], 0, fill)), &mut room[o..]);
+        }
+    );
+}
+
+/// As `map`, past the caches: for results that do not fit them.
+#[inline(always)]
+pub fn stream<'a, A, B, S, const M: usize>(
+    s: S,
+    x: [&[A]; M],
+    fill: A::Compute,
+    y: &'a mut [MaybeUninit<B>],
+    f: &mut impl Visitor<A::Compute, S, M>,
+) -> &'a mut [B]
+where
+    A: Element,
+    B: Element<Compute = A::Compute>,
+    S: Access<A> + Access<B>,
+{
+    assert!(x.iter().all(|x| x.len() == y.len()));
+    let (n, len) = (<S as Simd<A::Compute>>::N, y.len());
+    // Up to the first address that is a multiple of the vector's bytes.
+    let start = y.as_ptr().addr() / size_of::<B>();
+    let head = (start.next_multiple_of(n) - start).min(len);
+    let mut o = head;
+    if head > 0 {
+        let x = x.map(|x| &x[..head]);
+        s.store_part(f.vector(s, 0, load_part(s, x, 0, fill)), &mut y[..head]);
+    }
+    while o + n <= len {
+        s.stream(f.vector(s, 0, load(s, x, o)), &mut y[o..o + n]);
+        o += n;
+    }
+    if o < len {
+        s.store_part(f.vector(s, 0, load_part(s, x, o, fill)), &mut y[o..]);
+    }
+    // SAFETY: the head, the vectors and the part after them were written: each element of `y`.
+    unsafe { y.assume_init_mut() }
+}
+
+/// Writes as much of these vectors as fits `y`: all of it.
+#[inline(always)]
+pub fn store_short<E: Element, S: Access<E>, const K: usize>(
+    s: S,
+    v: [S::V; K],
+    y: &mut [MaybeUninit<E>],
+) -> &mut [E] {
+    assert!(y.len() <= K * S::N);
+    for (k, v) in v.into_iter().enumerate() {
+        if (k + 1) * S::N <= y.len() {
+            s.store(v, &mut y[k * S::N..]);
+        } else if k * S::N < y.len() {
+            s.store_part(v, &mut y[k * S::N..]);
+        }
+    }
+    // SAFETY: `y` is no longer than the vectors, and so all of it was written.
+    unsafe { y.assume_init_mut() }
+}

@@ -1,0 +1,128 @@
+//! Vectors of f32 and f64: one trait, an implementation for each instruction set, and the choice among them at run
+//! time. All `unsafe` of the CPU path is in this folder.
+//!
+//! | token | lanes of f32, f64 | where |
+//! |---|---|---|
+//! | `Avx512` | 16, 8 | x86-64 with AVX-512 F, BW, DQ and VL |
+//! | `Avx2` | 8, 4 | x86-64 with AVX2, FMA and F16C |
+//! | `Portable` | 8, 4 (arrays that LLVM turns into what there is: NEON, SSE2) | anywhere |
+//!
+//! A token is made only where the processor has its instructions, so its methods are safe. They are all
+//! `#[inline(always)]`: intrinsics become instructions in the function with `#[target_feature]` that everything is
+//! inlined into.
+//!
+//! Sums are taken in [`SUM_LANES`] accumulators whatever the lanes, and folded by halves: every set gives the same bits.
+//! (`Portable` without a fused multiply-add rounds f64 twice where the others round once.)
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+mod map;
+mod memory;
+mod portable;
+
+pub use map::{each, map, map_in_place, store_short, stream, Visitor};
+pub use memory::{as_room, filled, uninit, Filled};
+
+use super::{Element, Real};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+
+/// Arithmetic on vectors of a compute type.
+pub trait Simd<C: Real>: Copy + Send + Sync {
+    /// A vector of `N` lanes.
+    type V: Copy;
+    /// What `power` looks up, for one reference.
+    type Powers: Copy;
+    const N: usize;
+
+    fn splat(self, x: C) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger one; `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// For `power` with `low`, ROUND and the integer that stands for 0.
+    fn powers(self, low: C) -> Self::Powers;
+    /// 2^((k - low) / STEPS), scaled so that 1 comes of `low` + STEPS · BIAS; 0 for k = low. k: ROUND and an integer.
+    fn power(self, k: Self::V, powers: Self::Powers) -> Self::V;
+    /// The largest lane, none of which is NaN.
+    fn largest(self, v: Self::V) -> C;
+    /// The sum of SUM_LANES accumulators, by halves; those past SUM_LANES / N are not looked at.
+    fn sum(self, parts: [Self::V; 4]) -> C;
+}
+
+/// Loads and stores of elements, converted once each way.
+pub trait Access<E: Element>: Simd<E::Compute> {
+    /// The first `N` of `x`, which has as many.
+    fn load(self, x: &[E]) -> Self::V;
+    /// All of `x`, fewer than `N`, and `fill` in the lanes after them.
+    fn load_part(self, x: &[E], fill: E::Compute) -> Self::V;
+    /// To the first `N` of `y`, which has as many; rounded to nearest even.
+    fn store(self, v: Self::V, y: &mut [MaybeUninit<E>]);
+    /// To all of `y`, fewer than `N`.
+    fn store_part(self, v: Self::V, y: &mut [MaybeUninit<E>]);
+    /// As `store`, past the caches; `y` starts at a multiple of the vector's bytes.
+    fn stream(self, v: Self::V, y: &mut [MaybeUninit<E>]) {
+        self.store(v, y);
+    }
+}
+
+/// Vectors of elements and of their compute type.
+pub trait Vectors<E: Element>: Access<E> + Access<E::Compute> {}
+
+impl<E: Element, S: Access<E> + Access<E::Compute>> Vectors<E> for S {}
+
+/// Work on elements, compiled once for each instruction set.
+pub trait Kernel<E: Element> {
+    type Out;
+    /// `#[inline(always)]`, and so is all that it calls.
+    fn run<S: Vectors<E>>(self, s: S) -> Self::Out;
+}
+
+/// Runs a [`Kernel`] of these elements on the widest vectors that this processor has. (A macro: the bounds of a function
+/// would name the sets of one architecture.)
+macro_rules! dispatch {
+    ($kernel:expr) => {
+        match $crate::cpu::simd::level() {
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::simd::Level::Avx512 => $crate::cpu::simd::avx512::run($kernel),
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::simd::Level::Avx2 => $crate::cpu::simd::avx2::run($kernel),
+            $crate::cpu::simd::Level::Portable => $kernel.run($crate::cpu::simd::Portable),
+        }
+    };
+}
+
+pub(super) use dispatch;
+pub use portable::Portable;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    Portable,
+}
+
+/// The widest level, or a lower one named by the environment variable `COS_CPU` (`avx2`, `portable`): asked once.
+pub fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(|| {
+        let most = std::env::var("COS_CPU").unwrap_or_default();
+        #[cfg(target_arch = "x86_64")]
+        match most.as_str() {
+            "portable" => {}
+            "avx2" if avx2::Avx2::available() => return Level::Avx2,
+            _ if avx512::Avx512::available() => return Level::Avx512,
+            _ if avx2::Avx2::available() => return Level::Avx2,
+            _ => {}
+        }
+        let _ = most;
+        Level::Portable
+    })
+}

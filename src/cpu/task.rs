@@ -1,0 +1,340 @@
+//! What one thread does: some rows, each through the row core.
+
+use super::row::{RowOp, SHORT};
+use super::simd::{uninit, Filled, Kernel, Vectors};
+use super::Element;
+use crate::rows::{Operand, RowSpace};
+use rayon::prelude::*;
+use std::collections::TryReserveError;
+use std::mem::MaybeUninit;
+
+/// Columns of a part of a row. Longer rows are read part by part, each relative to its own maximum: once, where a first
+/// pass for the maximum of all would read memory twice; and by several threads.
+pub const PART: usize = 1 << 16;
+
+/// Rows whose columns are apart are gathered so many at a time, as neighbours share cache lines.
+const GATHERED: usize = 16;
+
+/// The operands of an operator.
+#[derive(Clone, Copy)]
+pub struct Source<'a, T, const N: usize> {
+    pub space: &'a RowSpace<N>,
+    pub inputs: [&'a [T]; N],
+}
+
+impl<T: Element, const N: usize> Source<'_, T, N> {
+    /// Whether row after row of `operand` is copied before it is used.
+    fn is_gathered(operand: &Operand) -> bool {
+        operand.col_stride != 1
+    }
+
+    /// Rows that are gathered at a time: fewer of long ones.
+    fn block(&self) -> usize {
+        ((GATHERED * PART / 4) / self.space.cols.max(1)).clamp(1, GATHERED)
+    }
+
+    /// The elements of all inputs from row `first` on, where row comes after row in each.
+    fn contiguous(&self, first: usize, len: usize) -> Option<[&[T]; N]> {
+        let cols = self.space.cols;
+        let mut x: [&[T]; N] = [&[]; N];
+        for ((x, operand), input) in x.iter_mut().zip(&self.space.operands).zip(self.inputs) {
+            if operand.col_stride != 1 || !matches!(operand.row_strides[..], [] | [_]) {
+                return None;
+            }
+            if operand
+                .row_strides
+                .first()
+                .is_some_and(|&stride| stride != cols)
+            {
+                return None;
+            }
+            *x = &input[operand.offset + first * cols..][..len];
+        }
+        Some(x)
+    }
+
+    /// Copies rows of input `i`, from `first` on, into `rows`, one after another.
+    fn gather(&self, i: usize, first: usize, rows: &mut [T]) {
+        let (operand, cols) = (&self.space.operands[i], self.space.cols);
+        let count = rows.len() / cols;
+        let mut starts = [0; GATHERED];
+        for (row, start) in starts[..count].iter_mut().enumerate() {
+            *start = operand.row_offset(&self.space.dims, first + row);
+        }
+        for c in 0..cols {
+            for (row, start) in starts[..count].iter().enumerate() {
+                rows[row * cols + c] = self.inputs[i][start + c * operand.col_stride];
+            }
+        }
+    }
+}
+
+/// Memory that a task needs.
+pub struct Scratch<T: Element, const N: usize> {
+    /// Rows of the inputs whose columns are apart.
+    gathered: [Vec<T>; N],
+    /// What the first pass leaves for the second.
+    kept: Vec<MaybeUninit<T::Compute>>,
+}
+
+impl<T: Element, const N: usize> Scratch<T, N> {
+    pub fn reserve<O: RowOp<N>>(
+        source: &Source<T, N>,
+        streamed: bool,
+    ) -> Result<Self, TryReserveError> {
+        let cols = source.space.cols;
+        let mut gathered = std::array::from_fn(|_| Vec::new());
+        for (rows, operand) in gathered.iter_mut().zip(&source.space.operands) {
+            if Source::<T, N>::is_gathered(operand) {
+                let len = source.block().min(source.space.rows) * cols;
+                rows.try_reserve_exact(len)?;
+                rows.resize(len, T::default());
+            }
+        }
+        let keeps = O::KEEPS && cols > SHORT && !keeps_in_result::<T>(cols, streamed);
+        let kept = uninit(if keeps { cols } else { 0 })?;
+        Ok(Self { gathered, kept })
+    }
+}
+
+/// Whether the first pass leaves its numbers where the results will be: not where those are halves, or would come into
+/// the caches twice.
+fn keeps_in_result<T: Element>(cols: usize, streamed: bool) -> bool {
+    T::as_compute(&mut []).is_some() && !(streamed && cols <= PART)
+}
+
+/// Some rows: those that fit `room`, from `first` on.
+pub struct Rows<'a, 'y, O, T: Element, const N: usize> {
+    pub op: O,
+    pub source: Source<'a, T, N>,
+    pub first: usize,
+    pub room: &'y mut [MaybeUninit<T>],
+    pub scratch: &'a mut Scratch<T, N>,
+    /// Results go past the caches.
+    pub streamed: bool,
+}
+
+impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
+    /// `pool`: long rows are split over threads.
+    pub fn run(self, pool: bool) -> Filled<'y> {
+        let cols = self.source.space.cols;
+        match cols > PART {
+            false => T::dispatch(self),
+            true => self.each_row(|op, x, kept, room, streamed| {
+                long_row(op, x, kept, room, streamed, pool)
+            }),
+        }
+    }
+
+    #[inline(always)]
+    fn each_row(
+        self,
+        row_op: impl Fn(
+            O,
+            [&[T]; N],
+            &mut [MaybeUninit<T::Compute>],
+            &'y mut [MaybeUninit<T>],
+            bool,
+        ) -> Filled<'y>,
+    ) -> Filled<'y> {
+        let (source, cols) = (self.source, self.source.space.cols);
+        let block = source.block();
+        let mut done = Filled::none(self.room);
+        for (i, room) in self.room.chunks_mut(cols).enumerate() {
+            let mut x: [&[T]; N] = [&[]; N];
+            for (n, (x, gathered)) in x.iter_mut().zip(&mut self.scratch.gathered).enumerate() {
+                let operand = &source.space.operands[n];
+                *x = if Source::<T, N>::is_gathered(operand) {
+                    if i % block == 0 {
+                        let rows = block.min(source.space.rows - self.first - i);
+                        source.gather(n, self.first + i, &mut gathered[..rows * cols]);
+                    }
+                    &gathered[i % block * cols..][..cols]
+                } else {
+                    &source.inputs[n][operand.row_offset(&source.space.dims, self.first + i)..]
+                        [..cols]
+                };
+            }
+            done = done.then(row_op(
+                self.op,
+                x,
+                &mut self.scratch.kept,
+                room,
+                self.streamed,
+            ));
+        }
+        done
+    }
+}
+
+impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Rows<'_, 'y, O, T, N> {
+    type Out = Filled<'y>;
+
+    #[inline(always)]
+    fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
+        let cols = self.source.space.cols;
+        match cols <= SHORT {
+            true => match self.source.contiguous(self.first, self.room.len()) {
+                Some(x) => self.op.short(s, x, cols, self.room),
+                None => self.each_row(
+                    #[inline(always)]
+                    |op, x, _, room, _| op.short(s, x, cols, room),
+                ),
+            },
+            false => self.each_row(
+                #[inline(always)]
+                |op, x, kept, room, streamed| whole_row(s, op, x, kept, room, streamed),
+            ),
+        }
+    }
+}
+
+/// A row in one part.
+#[inline(always)]
+fn whole_row<'y, O: RowOp<N>, T: Element, S: Vectors<T>, const N: usize>(
+    s: S,
+    op: O,
+    x: [&[T]; N],
+    kept: &mut [MaybeUninit<T::Compute>],
+    room: &'y mut [MaybeUninit<T>],
+    streamed: bool,
+) -> Filled<'y> {
+    if O::KEEPS && keeps_in_result::<T>(room.len(), streamed) {
+        if let Some(room) = T::as_compute(room) {
+            let (part, kept) = op.read(s, x, room);
+            let row = op.merge([part].into_iter());
+            op.write_kept::<T, S>(s, kept, (part, row));
+            return Filled::of(kept);
+        }
+        unreachable!("asked just now")
+    }
+    let (part, kept) = op.read(s, x, kept);
+    let row = op.merge([part].into_iter());
+    Filled::of(op.write(s, (x, kept), (part, row), room, streamed))
+}
+
+/// A row in several parts, by several threads where `pool`: the bits do not depend on that.
+fn long_row<'y, O: RowOp<N>, T: Element, const N: usize>(
+    op: O,
+    x: [&[T]; N],
+    kept: &mut [MaybeUninit<T::Compute>],
+    room: &'y mut [MaybeUninit<T>],
+    streamed: bool,
+    pool: bool,
+) -> Filled<'y> {
+    let parts = |p: usize| x.map(|x| &x[p * PART..x.len().min((p + 1) * PART)]);
+    let fills = if O::KEEPS && keeps_in_result::<T>(room.len(), streamed) {
+        let room = T::as_compute(room).expect("elements of the compute type");
+        let read = each_part(
+            room.chunks_mut(PART).enumerate().collect(),
+            pool,
+            |(p, kept)| {
+                T::dispatch(Read {
+                    op,
+                    x: parts(p),
+                    kept,
+                })
+            },
+        );
+        let row = op.merge(read.iter().map(|(part, _)| *part));
+        each_part(read, pool, |(part, kept)| {
+            T::dispatch(WriteKept::<O, T, N> {
+                op,
+                kept,
+                at: (part, row),
+            })
+        })
+    } else {
+        let kept = match O::KEEPS {
+            true => kept.chunks_mut(PART).collect(),
+            false => room.chunks(PART).map(|_| &mut [][..]).collect::<Vec<_>>(),
+        };
+        let read = each_part(kept.into_iter().enumerate().collect(), pool, |(p, kept)| {
+            T::dispatch(Read {
+                op,
+                x: parts(p),
+                kept,
+            })
+        });
+        let row = op.merge(read.iter().map(|(part, _)| *part));
+        let write = read
+            .into_iter()
+            .zip(room.chunks_mut(PART))
+            .enumerate()
+            .collect();
+        each_part(write, pool, |(p, ((part, kept), room))| {
+            T::dispatch(Write {
+                op,
+                from: (parts(p), &*kept),
+                at: (part, row),
+                room,
+                streamed,
+            })
+        })
+    };
+    let joined = fills.into_iter().reduce(Filled::then);
+    joined.expect("a long row has parts")
+}
+
+/// Calls `f` with each item, in parallel where `pool`; results in order.
+fn each_part<I: Send, R: Send>(
+    items: Vec<I>,
+    pool: bool,
+    f: impl Fn(I) -> R + Sync + Send,
+) -> Vec<R> {
+    match pool {
+        true => items.into_par_iter().map(f).collect(),
+        false => items.into_iter().map(f).collect(),
+    }
+}
+
+struct Read<'a, 'k, O, T: Element, const N: usize> {
+    op: O,
+    x: [&'a [T]; N],
+    kept: &'k mut [MaybeUninit<T::Compute>],
+}
+
+impl<'k, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Read<'_, 'k, O, T, N> {
+    type Out = (O::Part<T::Compute>, &'k mut [T::Compute]);
+
+    #[inline(always)]
+    fn run<S: Vectors<T>>(self, s: S) -> Self::Out {
+        self.op.read(s, self.x, self.kept)
+    }
+}
+
+struct Write<'a, 'y, O: RowOp<N>, T: Element, const N: usize> {
+    op: O,
+    from: ([&'a [T]; N], &'a [T::Compute]),
+    at: (O::Part<T::Compute>, O::Row<T::Compute>),
+    room: &'y mut [MaybeUninit<T>],
+    streamed: bool,
+}
+
+impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Write<'_, 'y, O, T, N> {
+    type Out = Filled<'y>;
+
+    #[inline(always)]
+    fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
+        Filled::of(
+            self.op
+                .write(s, self.from, self.at, self.room, self.streamed),
+        )
+    }
+}
+
+struct WriteKept<'k, O: RowOp<N>, T: Element, const N: usize> {
+    op: O,
+    kept: &'k mut [T::Compute],
+    at: (O::Part<T::Compute>, O::Row<T::Compute>),
+}
+
+impl<'k, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for WriteKept<'k, O, T, N> {
+    type Out = Filled<'k>;
+
+    #[inline(always)]
+    fn run<S: Vectors<T>>(self, s: S) -> Filled<'k> {
+        self.op.write_kept::<T, S>(s, self.kept, self.at);
+        Filled::of(self.kept)
+    }
+}

@@ -1,0 +1,170 @@
+//! What the passes do with each vector.
+
+use super::simd::{Simd, Visitor};
+use super::Real;
+use crate::state::Reference;
+
+/// The largest number of each accumulator.
+pub struct Largest<V>(pub [V; 4]);
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Largest<S::V> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, at: usize, [v]: [S::V; 1]) -> S::V {
+        self.0[at] = s.max(v, self.0[at]);
+        v
+    }
+}
+
+impl<V: Copy> Largest<V> {
+    #[inline(always)]
+    pub fn new<C: Real, S: Simd<C, V = V>>(s: S) -> Self {
+        Self([s.splat(C::NEG_INFINITY); 4])
+    }
+
+    #[inline(always)]
+    pub fn lane<C: Real, S: Simd<C, V = V>>(&self, s: S) -> C {
+        let [a, b, c, d] = self.0;
+        s.largest(s.max(s.max(a, b), s.max(c, d)))
+    }
+}
+
+/// [`Reference`] in vectors.
+pub struct Exp<C: Real, S: Simd<C>> {
+    pub base: S::V,
+    pub floor: S::V,
+    pub powers: S::Powers,
+}
+
+impl<C: Real, S: Simd<C>> Exp<C, S> {
+    #[inline(always)]
+    pub fn new(s: S, reference: Reference<C>) -> Self {
+        Self {
+            base: s.splat(reference.base),
+            floor: s.splat(reference.floor),
+            powers: s.powers(reference.low),
+        }
+    }
+}
+
+/// Exponentials, with their sum. `BASE`: the reference has one.
+pub struct Exps<C: Real, S: Simd<C>, const BASE: bool> {
+    pub exp: Exp<C, S>,
+    pub total: Total<C, S>,
+}
+
+impl<C: Real, S: Simd<C>, const BASE: bool> Visitor<C, S, 1> for Exps<C, S, BASE> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, at: usize, [v]: [S::V; 1]) -> S::V {
+        let v = if BASE { s.sub(v, self.exp.base) } else { v };
+        let e = C::exp(s, v, self.exp.floor, self.exp.powers);
+        self.total.add(s, at, e);
+        e
+    }
+
+    #[inline(always)]
+    fn chunk_end(&mut self, s: S) {
+        self.total.chunk_end(s);
+    }
+}
+
+/// A number times `scale`.
+pub struct Scale<V>(pub V);
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Scale<S::V> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, _: usize, [v]: [S::V; 1]) -> S::V {
+        s.mul(v, self.0)
+    }
+}
+
+/// A number times a power of two, about, and then `scale`: their product may be too small for the type where the results
+/// are not.
+pub struct Rescale<V>(pub V, pub V);
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Rescale<S::V> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, _: usize, [v]: [S::V; 1]) -> S::V {
+        s.mul(s.mul(v, self.0), self.1)
+    }
+}
+
+/// The sum of y·g.
+pub struct Dot<C: Real, S: Simd<C>>(pub Total<C, S>);
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Dot<C, S> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, at: usize, [y, g]: [S::V; 2]) -> S::V {
+        self.0.lanes[at] = s.mul_add(y, g, self.0.lanes[at]);
+        y
+    }
+
+    #[inline(always)]
+    fn chunk_end(&mut self, s: S) {
+        self.0.chunk_end(s);
+    }
+}
+
+/// y·(g - s).
+pub struct Gradient<V>(pub V);
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Gradient<S::V> {
+    #[inline(always)]
+    fn vector(&mut self, s: S, _: usize, [y, g]: [S::V; 2]) -> S::V {
+        s.mul(y, s.sub(g, self.0))
+    }
+}
+
+/// A sum in accumulators of vectors, which a [`Sum`] takes in after each chunk: the rounding of a row of any length is
+/// that of 64 additions.
+pub struct Total<C: Real, S: Simd<C>> {
+    pub lanes: [S::V; 4],
+    pub sum: Sum,
+}
+
+impl<C: Real, S: Simd<C>> Total<C, S> {
+    #[inline(always)]
+    pub fn new(s: S) -> Self {
+        Self {
+            lanes: [s.splat(C::ZERO); 4],
+            sum: Sum::default(),
+        }
+    }
+
+    #[inline(always)]
+    pub fn add(&mut self, s: S, at: usize, v: S::V) {
+        self.lanes[at] = s.add(self.lanes[at], v);
+    }
+
+    #[inline(always)]
+    pub fn chunk_end(&mut self, s: S) {
+        self.sum.add(s.sum(self.lanes).to_f64());
+        self.lanes = [s.splat(C::ZERO); 4];
+    }
+}
+
+/// A sum as if in twice the precision (Neumaier): one of 2^14 chunks in f64 alone was off by 3e-13.
+#[derive(Default, Clone, Copy)]
+pub struct Sum {
+    high: f64,
+    low: f64,
+}
+
+impl Sum {
+    #[inline(always)]
+    pub fn add(&mut self, x: f64) {
+        let sum = self.high + x;
+        let of_x = sum - self.high;
+        self.low += (self.high - (sum - of_x)) + (x - of_x);
+        self.high = sum;
+    }
+
+    /// An infinite or NaN sum has no low part.
+    #[inline(always)]
+    pub fn total(&self) -> f64 {
+        if self.low.is_nan() {
+            self.high
+        } else {
+            self.high + self.low
+        }
+    }
+}
