@@ -1,5 +1,6 @@
 //! The CPU executor: rows in parallel, each through a row core in the compute type.
 
+mod columns;
 mod element;
 mod real;
 mod row;

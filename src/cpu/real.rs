@@ -54,7 +54,15 @@ pub trait Real:
     /// exp(x) for each lane, relative to the [`Reference`](crate::state::Reference) of `floor` and `powers`: its `base`
     /// subtracted already. 0 for -inf, NaN for NaN. f32: within one unit in the last place (see
     /// `exp_is_within_a_unit`); f64: a relative 3e-16.
-    fn exp<S: Simd<Self>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V;
+    ///
+    /// `lanes`: where each lane has a reference of its own, how far its `low` is from that of `powers`; the same bits.
+    fn exp<S: Simd<Self>>(
+        s: S,
+        x: S::V,
+        floor: S::V,
+        powers: S::Powers,
+        lanes: Option<S::V>,
+    ) -> S::V;
 
     /// The same of one number.
     fn exp_one(x: Self, floor: Self, low: Self) -> Self;
@@ -68,6 +76,15 @@ pub trait Real:
         } else {
             self
         }
+    }
+}
+
+/// 2^((k - low) / STEPS); `lanes`: see [`Real::exp`].
+#[inline(always)]
+fn power_of<C: Real, S: Simd<C>>(s: S, k: S::V, powers: S::Powers, lanes: Option<S::V>) -> S::V {
+    match lanes {
+        Some(further) => s.power(s.sub(k, further), powers),
+        None => s.power(k, powers),
     }
 }
 
@@ -110,7 +127,7 @@ macro_rules! real {
             fn exp_one(x: Self, floor: Self, low: Self) -> Self {
                 let s = Portable;
                 let floor = s.splat(floor);
-                <Self as Real>::exp(s, s.splat(x), floor, Simd::<Self>::powers(s, low))[0]
+                <Self as Real>::exp(s, s.splat(x), floor, Simd::<Self>::powers(s, low), None)[0]
             }
         }
     };
@@ -138,13 +155,13 @@ real! {
     }
 
     #[inline(always)]
-    fn exp<S: Simd<f32>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V {
+    fn exp<S: Simd<f32>>(s: S, x: S::V, floor: S::V, powers: S::Powers, lanes: Option<S::V>) -> S::V {
         let x = s.max(floor, x); // keeps NaN
         let k = s.mul_add(x, s.splat(16.0 * Self::LOG2_E), s.splat(Self::ROUND));
         let j = s.sub(s.splat(Self::ROUND), k);
         let r = s.mul_add(j, s.splat(Self::LN_2_HI / 16.0), x);
         let r = s.mul_add(j, s.splat(Self::LN_2_LO / 16.0), r);
-        let power = s.power(k, powers);
+        let power = power_of(s, k, powers, lanes);
         // (e^r - 1 - r) / r^2 for |r| <= ln2/32, least squares: a relative 1.6e-9.
         let p = s.mul_add(s.splat(0.166_670_09), r, s.splat(0.500_016_3));
         let p = s.mul_add(p, r, s.splat(1.0));
@@ -204,7 +221,7 @@ real! {
     }
 
     #[inline(always)]
-    fn exp<S: Simd<f64>>(s: S, x: S::V, floor: S::V, powers: S::Powers) -> S::V {
+    fn exp<S: Simd<f64>>(s: S, x: S::V, floor: S::V, powers: S::Powers, lanes: Option<S::V>) -> S::V {
         let x = s.max(floor, x); // keeps NaN
         let k = s.mul_add(x, s.splat(Self::LOG2_E), s.splat(Self::ROUND));
         let j = s.sub(s.splat(Self::ROUND), k);
@@ -215,7 +232,7 @@ real! {
             p = s.mul_add(p, r, s.splat(c));
         }
         let p = s.mul_add(p, r, s.splat(1.0));
-        s.mul(s.mul_add(p, r, s.splat(1.0)), s.power(k, powers))
+        s.mul(s.mul_add(p, r, s.splat(1.0)), power_of(s, k, powers, lanes))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The row cores, generic over elements and vectors: a first pass over a row or a part of one, what the passes over the
 //! parts say together, and a second pass that writes.
 
-use super::simd::{each, map, map_in_place, store_short, stream, Filled, Simd, Vectors};
+use super::simd::{each, map, map_in_place, store_short, Filled, Simd, Vectors};
 use super::visitors::{Dot, Exp, Exps, Gradient, Largest, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
 use crate::state::Reference;
@@ -31,14 +31,13 @@ pub trait RowOp<const N: usize>: Copy + Send + Sync {
     /// All parts of a row, in order.
     fn merge<C: Real>(self, parts: impl Iterator<Item = Self::Part<C>> + Clone) -> Self::Row<C>;
 
-    /// The second pass, to `y`; `streamed`: past the caches.
+    /// The second pass, to `y`.
     fn write<'y, E: Element, S: Vectors<E>>(
         self,
         s: S,
         from: ([&[E]; N], &[E::Compute]),
         at: At<Self, E::Compute, N>,
         y: &'y mut [MaybeUninit<E>],
-        streamed: bool,
     ) -> &'y mut [E];
 
     /// The second pass where the kept numbers are: of an operator that keeps them.
@@ -122,7 +121,6 @@ impl RowOp<1> for Softmax {
         (_, kept): ([&[E]; 1], &[E::Compute]),
         (part, row): At<Self, E::Compute, 1>,
         y: &'y mut [MaybeUninit<E>],
-        streamed: bool,
     ) -> &'y mut [E] {
         let (fill, factor) = (E::Compute::ZERO, factor(row.m, part.m));
         if factor != E::Compute::ONE {
@@ -135,10 +133,7 @@ impl RowOp<1> for Softmax {
             );
         }
         let scale = &mut Scale(s.splat(row.scale));
-        match streamed {
-            true => stream(s, [kept], fill, y, scale),
-            false => map(s, [kept], fill, y, scale),
-        }
+        map(s, [kept], fill, y, scale)
     }
 
     #[inline(always)]
@@ -232,7 +227,7 @@ fn short_row<'y, E: Element, S: Vectors<E>, const K: usize>(
     }
     let mut total = Total::<E::Compute, S>::new(s);
     for (k, v) in v.iter_mut().enumerate() {
-        *v = E::Compute::exp(s, *v, exp.floor, exp.powers);
+        *v = E::Compute::exp(s, *v, exp.floor, exp.powers, None);
         total.add(s, k % (E::Compute::SUM_LANES / n), *v);
     }
     let d = s.sum(total.lanes).to_f64();
@@ -251,7 +246,7 @@ fn factor<C: Real>(m: C, part: C) -> C {
 
 /// +inf rows are NaN as a whole; 1/inf would leave zeros beside the NaN.
 #[inline(always)]
-fn normaliser<C: Real>(m: C, d: f64) -> C {
+pub fn normaliser<C: Real>(m: C, d: f64) -> C {
     match m == C::INFINITY {
         true => C::NAN,
         false => C::from_f64(1.0 / d),
@@ -296,13 +291,9 @@ impl RowOp<2> for SoftmaxBackward {
         (x, _): ([&[E]; 2], &[E::Compute]),
         (_, row): At<Self, E::Compute, 2>,
         y: &'y mut [MaybeUninit<E>],
-        streamed: bool,
     ) -> &'y mut [E] {
         let (fill, gradient) = (E::Compute::ZERO, &mut Gradient(s.splat(row)));
-        match streamed {
-            true => stream(s, x, fill, y, gradient),
-            false => map(s, x, fill, y, gradient),
-        }
+        map(s, x, fill, y, gradient)
     }
 
     fn write_kept<E: Element, S: Vectors<E>>(
@@ -326,7 +317,7 @@ impl RowOp<2> for SoftmaxBackward {
         for ((y, g), dx) in inputs.zip(dx.chunks_exact_mut(cols)) {
             let (part, _) = self.read(s, [y, g], &mut []);
             let row = self.merge([part].into_iter());
-            let dx = self.write(s, ([y, g], &[]), (part, row), dx, false);
+            let dx = self.write(s, ([y, g], &[]), (part, row), dx);
             done = done.then(Filled::of(dx));
         }
         done

@@ -1,8 +1,9 @@
 //! Runs a row core over every row of a [`RowSpace`], in parallel.
 
+use super::columns::{fit, map_columns, StripOp};
 use super::row::RowOp;
 use super::simd::{as_room, filled, Filled};
-use super::task::{Rows, Scratch, Source};
+use super::task::{Rows, Scratch, Source, PART};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
 use candle_core::Error;
@@ -13,12 +14,10 @@ use std::collections::TryReserveError;
 const TASK: usize = 1 << 15;
 /// Tasks for each thread of the pool: the last ones to finish idle the others for a quarter of a share.
 const TASKS_PER_THREAD: usize = 4;
-/// Bytes of results that go past the caches.
-const STREAMED: usize = 32 << 20;
 
 /// Applies `op` to each row; the results are contiguous, with `inner` elements between a row's columns (the product of
 /// the dims after the reduced one).
-pub fn map_rows<O: RowOp<N>, T: Element, const N: usize>(
+pub fn map_rows<O: RowOp<N> + StripOp<N>, T: Element, const N: usize>(
     name: &str,
     space: &RowSpace<N>,
     inputs: [&[T]; N],
@@ -31,8 +30,11 @@ pub fn map_rows<O: RowOp<N>, T: Element, const N: usize>(
     for (operand, input) in space.operands.iter().zip(inputs) {
         space.check_within(name, operand, input.len())?;
     }
-    let by_row =
-        by_row(Source { space, inputs }, threads(), op).map_err(|_| no_memory(name, space))?;
+    let source = Source { space, inputs };
+    if inner > 1 && fit(space, inner) {
+        return map_columns(source, inner, threads(), op).map_err(|_| no_memory(name, space));
+    }
+    let by_row = by_row(source, threads(), op).map_err(|_| no_memory(name, space))?;
     if inner == 1 {
         return Ok(by_row);
     }
@@ -112,7 +114,7 @@ fn in_blocks<O: RowOp<1>, T: Element>(
             space: &block,
             inputs: [&[]],
         };
-        Ok((copy, Scratch::reserve::<O>(&source, false)?))
+        Ok((copy, Scratch::reserve::<O>(&source)?))
     };
     each_task(data, cols, threads, scratch, |_, rows, (copy, scratch)| {
         for rows in rows.chunks_mut(block.rows * cols) {
@@ -120,14 +122,13 @@ fn in_blocks<O: RowOp<1>, T: Element>(
             copy.extend_from_slice(rows);
             let (space, inputs) = (&contiguous(rows.len() / cols), [&copy[..]]);
             let source = Source { space, inputs };
-            let (room, streamed) = (as_room(rows), false);
+            let room = as_room(rows);
             Rows {
                 op,
                 source,
                 first: 0,
                 room,
                 scratch,
-                streamed,
             }
             .run(threads > 1);
         }
@@ -143,9 +144,8 @@ fn by_row<O: RowOp<N>, T: Element, const N: usize>(
 ) -> Result<Vec<T>, TryReserveError> {
     // `RowSpace::new` has counted the elements.
     let (len, cols) = (source.space.rows * source.space.cols, source.space.cols);
-    let streamed = len >= STREAMED / size_of::<T>();
     filled(len, |room| {
-        let scratch = || Scratch::reserve::<O>(&source, streamed);
+        let scratch = || Scratch::reserve::<O>(&source);
         let tasks = each_task(room, cols, threads, scratch, |first, room, scratch| {
             Rows {
                 op,
@@ -153,7 +153,6 @@ fn by_row<O: RowOp<N>, T: Element, const N: usize>(
                 first,
                 room,
                 scratch,
-                streamed,
             }
             .run(threads > 1)
         })?;
@@ -166,6 +165,15 @@ fn threads() -> usize {
     rayon::current_num_threads()
 }
 
+/// Tasks to make of this much work.
+pub fn task_count(elements: usize, threads: usize) -> usize {
+    let most = match threads {
+        1 => 1,
+        threads => TASKS_PER_THREAD * threads,
+    };
+    (elements / TASK).clamp(1, most)
+}
+
 /// Calls `body(row, rows, scratch)` for stretches of `data` that are whole rows, the first of them `row`, once there is
 /// memory for the scratch of all tasks; results in order.
 fn each_task<'y, X: Send, C: Send, R: Send>(
@@ -173,16 +181,17 @@ fn each_task<'y, X: Send, C: Send, R: Send>(
     cols: usize,
     threads: usize,
     scratch: impl Fn() -> Result<C, TryReserveError>,
-    body: impl Fn(usize, &'y mut [X], &mut C) -> R + Sync,
+    body: impl Fn(usize, &'y mut [X], &mut C) -> R + Send + Sync,
 ) -> Result<Vec<R>, TryReserveError> {
     let rows = data.len() / cols;
-    let most = match threads {
-        1 => 1,
-        threads => TASKS_PER_THREAD * threads,
-    };
-    let tasks = (data.len() / TASK).clamp(1, most).min(rows);
+    let tasks = task_count(data.len(), threads).min(rows);
     if tasks == 1 {
-        return Ok(vec![body(0, data, &mut scratch()?)]);
+        let mut scratch = scratch()?;
+        // Into the pool once, not with each pass over a row of several parts.
+        return Ok(match threads > 1 && cols > PART {
+            true => rayon::scope(move |_| vec![body(0, data, &mut scratch)]),
+            false => vec![body(0, data, &mut scratch)],
+        });
     }
     let rows_per_task = rows.div_ceil(tasks);
     let mut scratch = (0..tasks)

@@ -78,10 +78,7 @@ pub struct Scratch<T: Element, const N: usize> {
 }
 
 impl<T: Element, const N: usize> Scratch<T, N> {
-    pub fn reserve<O: RowOp<N>>(
-        source: &Source<T, N>,
-        streamed: bool,
-    ) -> Result<Self, TryReserveError> {
+    pub fn reserve<O: RowOp<N>>(source: &Source<T, N>) -> Result<Self, TryReserveError> {
         let cols = source.space.cols;
         let mut gathered = std::array::from_fn(|_| Vec::new());
         for (rows, operand) in gathered.iter_mut().zip(&source.space.operands) {
@@ -91,16 +88,15 @@ impl<T: Element, const N: usize> Scratch<T, N> {
                 rows.resize(len, T::default());
             }
         }
-        let keeps = O::KEEPS && cols > SHORT && !keeps_in_result::<T>(cols, streamed);
+        let keeps = O::KEEPS && cols > SHORT && !keeps_in_result::<T>();
         let kept = uninit(if keeps { cols } else { 0 })?;
         Ok(Self { gathered, kept })
     }
 }
 
-/// Whether the first pass leaves its numbers where the results will be: not where those are halves, or would come into
-/// the caches twice.
-fn keeps_in_result<T: Element>(cols: usize, streamed: bool) -> bool {
-    T::as_compute(&mut []).is_some() && !(streamed && cols <= PART)
+/// Whether the first pass leaves its numbers where the results will be: not those of halves.
+fn keeps_in_result<T: Element>() -> bool {
+    T::as_compute(&mut []).is_some()
 }
 
 /// Some rows: those that fit `room`, from `first` on.
@@ -110,8 +106,6 @@ pub struct Rows<'a, 'y, O, T: Element, const N: usize> {
     pub first: usize,
     pub room: &'y mut [MaybeUninit<T>],
     pub scratch: &'a mut Scratch<T, N>,
-    /// Results go past the caches.
-    pub streamed: bool,
 }
 
 impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
@@ -120,9 +114,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
         let cols = self.source.space.cols;
         match cols > PART {
             false => T::dispatch(self),
-            true => self.each_row(|op, x, kept, room, streamed| {
-                long_row(op, x, kept, room, streamed, pool)
-            }),
+            true => self.each_row(|op, x, kept, room| long_row(op, x, kept, room, pool)),
         }
     }
 
@@ -134,7 +126,6 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
             [&[T]; N],
             &mut [MaybeUninit<T::Compute>],
             &'y mut [MaybeUninit<T>],
-            bool,
         ) -> Filled<'y>,
     ) -> Filled<'y> {
         let (source, cols) = (self.source, self.source.space.cols);
@@ -155,13 +146,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
                         [..cols]
                 };
             }
-            done = done.then(row_op(
-                self.op,
-                x,
-                &mut self.scratch.kept,
-                room,
-                self.streamed,
-            ));
+            done = done.then(row_op(self.op, x, &mut self.scratch.kept, room));
         }
         done
     }
@@ -178,12 +163,12 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Rows<'_, 'y, O, 
                 Some(x) => self.op.short(s, x, cols, self.room),
                 None => self.each_row(
                     #[inline(always)]
-                    |op, x, _, room, _| op.short(s, x, cols, room),
+                    |op, x, _, room| op.short(s, x, cols, room),
                 ),
             },
             false => self.each_row(
                 #[inline(always)]
-                |op, x, kept, room, streamed| whole_row(s, op, x, kept, room, streamed),
+                |op, x, kept, room| whole_row(s, op, x, kept, room),
             ),
         }
     }
@@ -197,9 +182,8 @@ fn whole_row<'y, O: RowOp<N>, T: Element, S: Vectors<T>, const N: usize>(
     x: [&[T]; N],
     kept: &mut [MaybeUninit<T::Compute>],
     room: &'y mut [MaybeUninit<T>],
-    streamed: bool,
 ) -> Filled<'y> {
-    if O::KEEPS && keeps_in_result::<T>(room.len(), streamed) {
+    if O::KEEPS && keeps_in_result::<T>() {
         if let Some(room) = T::as_compute(room) {
             let (part, kept) = op.read(s, x, room);
             let row = op.merge([part].into_iter());
@@ -210,7 +194,7 @@ fn whole_row<'y, O: RowOp<N>, T: Element, S: Vectors<T>, const N: usize>(
     }
     let (part, kept) = op.read(s, x, kept);
     let row = op.merge([part].into_iter());
-    Filled::of(op.write(s, (x, kept), (part, row), room, streamed))
+    Filled::of(op.write(s, (x, kept), (part, row), room))
 }
 
 /// A row in several parts, by several threads where `pool`: the bits do not depend on that.
@@ -219,11 +203,10 @@ fn long_row<'y, O: RowOp<N>, T: Element, const N: usize>(
     x: [&[T]; N],
     kept: &mut [MaybeUninit<T::Compute>],
     room: &'y mut [MaybeUninit<T>],
-    streamed: bool,
     pool: bool,
 ) -> Filled<'y> {
     let parts = |p: usize| x.map(|x| &x[p * PART..x.len().min((p + 1) * PART)]);
-    let fills = if O::KEEPS && keeps_in_result::<T>(room.len(), streamed) {
+    let fills = if O::KEEPS && keeps_in_result::<T>() {
         let room = T::as_compute(room).expect("elements of the compute type");
         let read = each_part(
             room.chunks_mut(PART).enumerate().collect(),
@@ -268,7 +251,6 @@ fn long_row<'y, O: RowOp<N>, T: Element, const N: usize>(
                 from: (parts(p), &*kept),
                 at: (part, row),
                 room,
-                streamed,
             })
         })
     };
@@ -308,7 +290,6 @@ struct Write<'a, 'y, O: RowOp<N>, T: Element, const N: usize> {
     from: ([&'a [T]; N], &'a [T::Compute]),
     at: (O::Part<T::Compute>, O::Row<T::Compute>),
     room: &'y mut [MaybeUninit<T>],
-    streamed: bool,
 }
 
 impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Write<'_, 'y, O, T, N> {
@@ -316,10 +297,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Write<'_, 'y, O,
 
     #[inline(always)]
     fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
-        Filled::of(
-            self.op
-                .write(s, self.from, self.at, self.room, self.streamed),
-        )
+        Filled::of(self.op.write(s, self.from, self.at, self.room))
     }
 }
 

@@ -56,7 +56,7 @@ impl<C: Real, S: Simd<C>, const BASE: bool> Visitor<C, S, 1> for Exps<C, S, BASE
     #[inline(always)]
     fn vector(&mut self, s: S, at: usize, [v]: [S::V; 1]) -> S::V {
         let v = if BASE { s.sub(v, self.exp.base) } else { v };
-        let e = C::exp(s, v, self.exp.floor, self.exp.powers);
+        let e = C::exp(s, v, self.exp.floor, self.exp.powers, None);
         self.total.add(s, at, e);
         e
     }

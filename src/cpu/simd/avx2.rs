@@ -161,7 +161,7 @@ impl Simd<f64> for Avx2 {
 }
 
 macro_rules! access {
-    ($element:ty, $real:ident, $v:ident, $n:literal, load: $load:expr, store: $store:expr, stream: $stream:expr) => {
+    ($element:ty, $real:ident, $v:ident, $n:literal, load: $load:expr, store: $store:expr) => {
         impl Access<$element> for Avx2 {
             #[inline(always)]
             fn load(self, x: &[$element]) -> $v {
@@ -187,34 +187,25 @@ macro_rules! access {
                 <Self as Access<$element>>::store(self, v, &mut lanes);
                 y.copy_from_slice(&lanes[..y.len()]);
             }
-            #[inline(always)]
-            fn stream(self, v: $v, y: &mut [MaybeUninit<$element>]) {
-                let y = &mut y[..$n];
-                assert!(y.as_ptr().addr().is_multiple_of($n * size_of::<$element>()));
-                unsafe { $stream(y.as_mut_ptr(), v) }
-            }
         }
     };
 }
 
 access! {f32, f32, __m256, 8,
     load: |x: *const f32| _mm256_loadu_ps(x),
-    store: |y: *mut MaybeUninit<f32>, v| _mm256_storeu_ps(y.cast(), v),
-    stream: |y: *mut MaybeUninit<f32>, v| _mm256_stream_ps(y.cast(), v)
+    store: |y: *mut MaybeUninit<f32>, v| _mm256_storeu_ps(y.cast(), v)
 }
 
 access! {f64, f64, __m256d, 4,
     load: |x: *const f64| _mm256_loadu_pd(x),
-    store: |y: *mut MaybeUninit<f64>, v| _mm256_storeu_pd(y.cast(), v),
-    stream: |y: *mut MaybeUninit<f64>, v| _mm256_stream_pd(y.cast(), v)
+    store: |y: *mut MaybeUninit<f64>, v| _mm256_storeu_pd(y.cast(), v)
 }
 
 macro_rules! half_access {
     ($half:ty, $widen:ident, $narrow:ident) => {
         access! {$half, f32, __m256, 8,
             load: |x: *const $half| $widen(_mm_loadu_si128(x.cast())),
-            store: |y: *mut MaybeUninit<$half>, v| _mm_storeu_si128(y.cast(), $narrow(v)),
-            stream: |y: *mut MaybeUninit<$half>, v| _mm_stream_si128(y.cast(), $narrow(v))
+            store: |y: *mut MaybeUninit<$half>, v| _mm_storeu_si128(y.cast(), $narrow(v))
         }
     };
 }

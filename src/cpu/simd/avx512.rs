@@ -146,7 +146,7 @@ fn mask(len: usize) -> u16 {
 
 macro_rules! access {
     ($element:ty, $real:ident, $v:ident, $n:literal,
-     load: $load:expr, load_part: $load_part:expr, store: $store:expr, store_part: $store_part:expr, stream: $stream:expr) => {
+     load: $load:expr, load_part: $load_part:expr, store: $store:expr, store_part: $store_part:expr) => {
         impl Access<$element> for Avx512 {
             #[inline(always)]
             fn load(self, x: &[$element]) -> $v {
@@ -168,12 +168,6 @@ macro_rules! access {
                 assert!(y.len() < $n);
                 unsafe { $store_part(mask(y.len()), y.as_mut_ptr(), v) }
             }
-            #[inline(always)]
-            fn stream(self, v: $v, y: &mut [MaybeUninit<$element>]) {
-                let y = &mut y[..$n];
-                assert!(y.as_ptr().addr().is_multiple_of($n * size_of::<$element>()));
-                unsafe { $stream(y.as_mut_ptr(), v) }
-            }
         }
     };
 }
@@ -182,16 +176,14 @@ access! {f32, f32, __m512, 16,
     load: |x: *const f32| _mm512_loadu_ps(x),
     load_part: |m, x: *const f32, fill| _mm512_mask_loadu_ps(fill, m, x),
     store: |y: *mut MaybeUninit<f32>, v| _mm512_storeu_ps(y.cast(), v),
-    store_part: |m, y: *mut MaybeUninit<f32>, v| _mm512_mask_storeu_ps(y.cast(), m, v),
-    stream: |y: *mut MaybeUninit<f32>, v| _mm512_stream_ps(y.cast(), v)
+    store_part: |m, y: *mut MaybeUninit<f32>, v| _mm512_mask_storeu_ps(y.cast(), m, v)
 }
 
 access! {f64, f64, __m512d, 8,
     load: |x: *const f64| _mm512_loadu_pd(x),
     load_part: |m: u16, x: *const f64, fill| _mm512_mask_loadu_pd(fill, m as u8, x),
     store: |y: *mut MaybeUninit<f64>, v| _mm512_storeu_pd(y.cast(), v),
-    store_part: |m: u16, y: *mut MaybeUninit<f64>, v| _mm512_mask_storeu_pd(y.cast(), m as u8, v),
-    stream: |y: *mut MaybeUninit<f64>, v| _mm512_stream_pd(y.cast(), v)
+    store_part: |m: u16, y: *mut MaybeUninit<f64>, v| _mm512_mask_storeu_pd(y.cast(), m as u8, v)
 }
 
 macro_rules! half_access {
@@ -203,8 +195,7 @@ macro_rules! half_access {
                 _mm512_mask_mov_ps(fill, m, x)
             },
             store: |y: *mut MaybeUninit<$half>, v| _mm256_storeu_si256(y.cast(), $narrow(v)),
-            store_part: |m, y: *mut MaybeUninit<$half>, v| _mm256_mask_storeu_epi16(y.cast(), m, $narrow(v)),
-            stream: |y: *mut MaybeUninit<$half>, v| _mm256_stream_si256(y.cast(), $narrow(v))
+            store_part: |m, y: *mut MaybeUninit<$half>, v| _mm256_mask_storeu_epi16(y.cast(), m, $narrow(v))
         }
     };
 }

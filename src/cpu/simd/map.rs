@@ -153,39 +153,16 @@ pub fn map_in_place<E, S>(
     );
 }
 
-/// As `map`, past the caches: for results that do not fit them.
+/// The vector at `o` of a slice that may end before it does, or begins.
 #[inline(always)]
-pub fn stream<'a, A, B, S, const M: usize>(
-    s: S,
-    x: [&[A]; M],
-    fill: A::Compute,
-    y: &'a mut [MaybeUninit<B>],
-    f: &mut impl Visitor<A::Compute, S, M>,
-) -> &'a mut [B]
-where
-    A: Element,
-    B: Element<Compute = A::Compute>,
-    S: Access<A> + Access<B>,
-{
-    assert!(x.iter().all(|x| x.len() == y.len()));
-    let (n, len) = (<S as Simd<A::Compute>>::N, y.len());
-    // Up to the first address that is a multiple of the vector's bytes.
-    let start = y.as_ptr().addr() / size_of::<B>();
-    let head = (start.next_multiple_of(n) - start).min(len);
-    let mut o = head;
-    if head > 0 {
-        let x = x.map(|x| &x[..head]);
-        s.store_part(f.vector(s, 0, load_part(s, x, 0, fill)), &mut y[..head]);
+pub fn load_short<E: Element, S: Access<E>>(s: S, x: &[E], o: usize, fill: E::Compute) -> S::V {
+    if o + S::N <= x.len() {
+        s.load(&x[o..])
+    } else if o < x.len() {
+        s.load_part(&x[o..], fill)
+    } else {
+        s.splat(fill)
     }
-    while o + n <= len {
-        s.stream(f.vector(s, 0, load(s, x, o)), &mut y[o..o + n]);
-        o += n;
-    }
-    if o < len {
-        s.store_part(f.vector(s, 0, load_part(s, x, o, fill)), &mut y[o..]);
-    }
-    // SAFETY: the head, the vectors and the part after them were written: each element of `y`.
-    unsafe { y.assume_init_mut() }
 }
 
 /// Writes as much of these vectors as fits `y`: all of it.

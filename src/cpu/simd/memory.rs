@@ -65,6 +65,89 @@ pub fn filled<E: Element>(
     Ok(elements)
 }
 
+/// A vector of `outer` tables of `cols` times `inner` elements, which `fill` writes in strips: all columns of a few
+/// neighbouring rows, of (outer, inner).
+pub fn filled_strips<E: Element>(
+    [outer, cols, inner]: [usize; 3],
+    width: usize,
+    fill: impl for<'a> FnOnce(Vec<Strip<'a, E>>) -> Result<Vec<FilledStrip<'a>>, TryReserveError>,
+) -> Result<Vec<E>, TryReserveError> {
+    let len = outer * cols * inner;
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(len)?;
+    let space: &mut [MaybeUninit<E>] = &mut elements.spare_capacity_mut()[..len];
+    advise_huge(space);
+    let mut strips = Vec::with_capacity(outer * inner.div_ceil(width));
+    for (o, table) in space.chunks_mut(cols * inner).enumerate() {
+        for first in (0..inner).step_by(width) {
+            strips.push(Strip {
+                row: o * inner + first,
+                start: table[first..].as_mut_ptr(),
+                cols,
+                inner,
+                width: width.min(inner - first),
+                written: 0,
+                table: PhantomData,
+            });
+        }
+    }
+    let filled = fill(strips)?;
+    // Each strip makes one proof at most, when all of it is written.
+    assert_eq!(
+        filled.iter().map(|strip| strip.elements).sum::<usize>(),
+        len
+    );
+    // SAFETY: the proofs are of strips of this memory (there are no others of its lifetime), and say `len` elements.
+    unsafe { elements.set_len(len) };
+    Ok(elements)
+}
+
+/// All columns of `width` neighbouring rows, to be written column after column.
+pub struct Strip<'a, E> {
+    /// The first row.
+    pub row: usize,
+    pub width: usize,
+    start: *mut MaybeUninit<E>,
+    cols: usize,
+    inner: usize,
+    written: usize,
+    table: PhantomData<&'a mut [E]>,
+}
+
+/// Proof that a strip has been written.
+pub struct FilledStrip<'a> {
+    elements: usize,
+    table: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a strip is an exclusive borrow of its elements, which no other strip has.
+unsafe impl<E: Element> Send for Strip<'_, E> {}
+
+impl<'a, E: Element> Strip<'a, E> {
+    /// Writes the next column.
+    #[inline(always)]
+    pub fn column(&mut self, write: impl for<'c> FnOnce(&'c mut [MaybeUninit<E>]) -> Filled<'c>) {
+        assert!(self.written < self.cols);
+        // SAFETY: column `written` of a table of `cols` times `inner` elements, the strip's rows of it; `filled_strips`
+        // gives no two strips the same.
+        let column = unsafe {
+            std::slice::from_raw_parts_mut(self.start.add(self.written * self.inner), self.width)
+        };
+        let all = (column.as_ptr().addr(), size_of_val(column));
+        let filled = write(column);
+        assert_eq!((filled.start, filled.bytes), all);
+        self.written += 1;
+    }
+
+    pub fn done(self) -> FilledStrip<'a> {
+        assert_eq!(self.written, self.cols);
+        FilledStrip {
+            elements: self.cols * self.width,
+            table: PhantomData,
+        }
+    }
+}
+
 /// `len` elements of no value, if there is memory for them.
 pub fn uninit<E: Copy>(len: usize) -> Result<Vec<MaybeUninit<E>>, TryReserveError> {
     let mut elements = Vec::new();

@@ -22,8 +22,8 @@ mod map;
 mod memory;
 mod portable;
 
-pub use map::{each, map, map_in_place, store_short, stream, Visitor};
-pub use memory::{as_room, filled, uninit, Filled};
+pub use map::{each, load_short, map, map_in_place, store_short, Visitor};
+pub use memory::{as_room, filled, filled_strips, uninit, Filled, FilledStrip, Strip};
 
 use super::{Element, Real};
 use std::mem::MaybeUninit;
@@ -65,10 +65,6 @@ pub trait Access<E: Element>: Simd<E::Compute> {
     fn store(self, v: Self::V, y: &mut [MaybeUninit<E>]);
     /// To all of `y`, fewer than `N`.
     fn store_part(self, v: Self::V, y: &mut [MaybeUninit<E>]);
-    /// As `store`, past the caches; `y` starts at a multiple of the vector's bytes.
-    fn stream(self, v: Self::V, y: &mut [MaybeUninit<E>]) {
-        self.store(v, y);
-    }
 }
 
 /// Vectors of elements and of their compute type.
