@@ -13,3 +13,6 @@ pub use element::Element;
 pub use real::Real;
 pub use row::{Softmax, SoftmaxBackward};
 pub use rows::{map_rows, map_rows_in_place};
+
+#[cfg(test)]
+mod tests;

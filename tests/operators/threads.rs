@@ -2,8 +2,8 @@
 
 use crate::compare::{assert_same_bits, bits};
 use crate::inputs::{normal, DTYPES, SAMPLE};
-use candle_core::{DType, Device, Result};
-use candle_online_softmax::OnlineSoftmax;
+use candle_core::{CustomOp1, DType, Device, Result};
+use candle_online_softmax::{softmax, OnlineSoftmax};
 use rayon::prelude::*;
 
 on_devices!(
@@ -131,4 +131,39 @@ fn another(device: &Device) -> Result<Device> {
         Device::Cuda(_) => Device::new_cuda(0),
         other => Ok(other.clone()),
     }
+}
+
+/// The bits on the CPU do not depend on how many threads share the work: rows, strips of rows side by side, or parts of
+/// one row.
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
+    let cpu = &Device::Cpu;
+    for dtype in DTYPES {
+        for (shape, dim) in [
+            ([3001, 40, 1], 1),
+            ([40, 3001, 1], 1),
+            ([1, 400_003, 1], 1),
+            ([3, 131_072, 1], 1),
+            ([2, 1000, 130], 1),
+        ] {
+            let x = normal(1, &shape, dtype, cpu)?;
+            let g = normal(2, &shape, dtype, cpu)?.transpose(dim, 2)?;
+            let run = || -> Result<[Vec<u64>; 3]> {
+                let y = softmax(&x, dim)?;
+                let rows = y.transpose(dim, 2)?;
+                let dx = OnlineSoftmax.bwd(&rows, &rows, &g)?.expect("a gradient");
+                let z = x.transpose(dim, 2)?.force_contiguous()?;
+                z.inplace_op1(&OnlineSoftmax)?;
+                Ok([bits(&y)?, bits(&dx)?, bits(&z)?])
+            };
+            let want = run()?;
+            for threads in [1, 2, 3, 8] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                let pool = pool.build().expect("a pool");
+                let got = pool.install(run)?;
+                assert!(got == want, "{threads} threads, {dtype:?}, {shape:?}");
+            }
+        }
+    }
+    Ok(())
 }

@@ -12,7 +12,7 @@
 //! inlined into.
 //!
 //! Sums are taken in [`SUM_LANES`] accumulators whatever the lanes, and folded by halves: every set gives the same bits.
-//! (`Portable` without a fused multiply-add rounds f64 twice where the others round once.)
+//! (But for one f32 in 2^29, where `Portable` has no fused multiply-add and takes f64 for it.)
 
 #[cfg(target_arch = "x86_64")]
 pub mod avx2;
@@ -108,17 +108,43 @@ pub enum Level {
 /// The widest level, or a lower one named by the environment variable `COS_CPU` (`avx2`, `portable`): asked once.
 pub fn level() -> Level {
     static LEVEL: OnceLock<Level> = OnceLock::new();
-    *LEVEL.get_or_init(|| {
-        let most = std::env::var("COS_CPU").unwrap_or_default();
+    #[cfg(test)]
+    if let Some(level) = *forced::LEVEL.read().expect("no panic under the lock") {
+        return level;
+    }
+    *LEVEL.get_or_init(|| match std::env::var("COS_CPU").as_deref() {
+        Ok("portable") => Level::Portable,
         #[cfg(target_arch = "x86_64")]
-        match most.as_str() {
-            "portable" => {}
-            "avx2" if avx2::Avx2::available() => return Level::Avx2,
-            _ if avx512::Avx512::available() => return Level::Avx512,
-            _ if avx2::Avx2::available() => return Level::Avx2,
-            _ => {}
-        }
-        let _ = most;
-        Level::Portable
+        Ok("avx2") if avx2::Avx2::available() => Level::Avx2,
+        _ => *levels().last().expect("Portable is everywhere"),
     })
+}
+
+/// The levels of this processor, narrowest first.
+pub fn levels() -> Vec<Level> {
+    let mut levels = vec![Level::Portable];
+    #[cfg(target_arch = "x86_64")]
+    {
+        levels.extend(avx2::Avx2::available().then_some(Level::Avx2));
+        levels.extend(avx512::Avx512::available().then_some(Level::Avx512));
+    }
+    levels
+}
+
+/// One level for all threads, for tests that compare them.
+#[cfg(test)]
+pub mod forced {
+    use super::Level;
+    use std::sync::{Mutex, RwLock};
+
+    pub(super) static LEVEL: RwLock<Option<Level>> = RwLock::new(None);
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    pub fn at<R>(level: Level, run: impl FnOnce() -> R) -> R {
+        let _alone = ALONE.lock();
+        *LEVEL.write().expect("no panic under the lock") = Some(level);
+        let result = run();
+        *LEVEL.write().expect("no panic under the lock") = None;
+        result
+    }
 }
