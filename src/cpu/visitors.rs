@@ -4,30 +4,6 @@ use super::simd::{Simd, Visitor};
 use super::Real;
 use crate::state::Reference;
 
-/// The largest number of each accumulator.
-pub struct Largest<V>(pub [V; 4]);
-
-impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Largest<S::V> {
-    #[inline(always)]
-    fn vector(&mut self, s: S, at: usize, [v]: [S::V; 1]) -> S::V {
-        self.0[at] = s.max(v, self.0[at]);
-        v
-    }
-}
-
-impl<V: Copy> Largest<V> {
-    #[inline(always)]
-    pub fn new<C: Real, S: Simd<C, V = V>>(s: S) -> Self {
-        Self([s.splat(C::NEG_INFINITY); 4])
-    }
-
-    #[inline(always)]
-    pub fn lane<C: Real, S: Simd<C, V = V>>(&self, s: S) -> C {
-        let [a, b, c, d] = self.0;
-        s.largest(s.max(s.max(a, b), s.max(c, d)))
-    }
-}
-
 /// [`Reference`] in vectors.
 pub struct Exp<C: Real, S: Simd<C>> {
     pub base: S::V,

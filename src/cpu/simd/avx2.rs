@@ -161,7 +161,7 @@ impl Simd<f64> for Avx2 {
 }
 
 macro_rules! access {
-    ($element:ty, $real:ident, $v:ident, $n:literal, load: $load:expr, store: $store:expr) => {
+    ($element:ty, $real:ident, $v:ident, $n:literal, load: $load:expr, store: $store:expr $(, largest_of: $largest_of:ident)?) => {
         impl Access<$element> for Avx2 {
             #[inline(always)]
             fn load(self, x: &[$element]) -> $v {
@@ -187,6 +187,14 @@ macro_rules! access {
                 <Self as Access<$element>>::store(self, v, &mut lanes);
                 y.copy_from_slice(&lanes[..y.len()]);
             }
+            $(#[inline(always)]
+            fn largest_of(self, x: &[$element]) -> $real {
+                let (whole, rest) = x.as_chunks::<16>();
+                let mut halves = [<$element>::NEG_INFINITY; 16];
+                unsafe { $largest_of(whole, &mut halves) };
+                let rest = super::largest_of(self, rest);
+                super::largest_of(self, &halves).max(rest)
+            })?
         }
     };
 }
@@ -205,13 +213,36 @@ macro_rules! half_access {
     ($half:ty, $widen:ident, $narrow:ident) => {
         access! {$half, f32, __m256, 8,
             load: |x: *const $half| $widen(_mm_loadu_si128(x.cast())),
-            store: |y: *mut MaybeUninit<$half>, v| _mm_storeu_si128(y.cast(), $narrow(v))
+            store: |y: *mut MaybeUninit<$half>, v| _mm_storeu_si128(y.cast(), $narrow(v)),
+            largest_of: largest_bits
         }
     };
 }
 
 half_access!(f16, widen_f16, narrow_f16);
 half_access!(bf16, widen_bf16, narrow_bf16);
+
+/// The largest of each of 16 lanes, as integers in the order of the halves' values. A NaN is the largest or the smallest
+/// of its lane, by its sign.
+#[inline(always)]
+unsafe fn largest_bits<T>(x: &[[T; 16]], lanes: &mut [T; 16]) {
+    let ordered = |x| {
+        let negative = _mm256_srai_epi16::<15>(x);
+        _mm256_xor_si256(x, _mm256_and_si256(negative, _mm256_set1_epi16(0x7fff)))
+    };
+    let mut m = [_mm256_set1_epi16(i16::MIN); 2];
+    let (pairs, rest) = x.as_chunks::<2>();
+    for pair in pairs {
+        for (m, x) in m.iter_mut().zip(pair) {
+            *m = _mm256_max_epi16(*m, ordered(_mm256_loadu_si256(x.as_ptr().cast())));
+        }
+    }
+    for x in rest {
+        m[0] = _mm256_max_epi16(m[0], ordered(_mm256_loadu_si256(x.as_ptr().cast())));
+    }
+    let m = ordered(_mm256_max_epi16(m[0], m[1]));
+    _mm256_storeu_si256(lanes.as_mut_ptr().cast(), m);
+}
 
 #[inline(always)]
 unsafe fn widen_f16(x: __m128i) -> __m256 {

@@ -90,6 +90,26 @@ pub fn each<E, S, const M: usize>(
     );
 }
 
+/// The largest number of `x`, NaN left out.
+#[inline(always)]
+pub fn largest_of<E: Element, S: Access<E>>(s: S, x: &[E]) -> E::Compute {
+    let fill = E::Compute::NEG_INFINITY;
+    let mut m = [s.splat(fill); 4];
+    let mut o = 0;
+    while o + 4 * S::N <= x.len() {
+        for m in &mut m {
+            *m = s.max(s.load(&x[o..o + S::N]), *m);
+            o += S::N;
+        }
+    }
+    for m in &mut m {
+        *m = s.max(load_short(s, x, o, fill), *m);
+        o += S::N;
+    }
+    let [a, b, c, d] = m;
+    s.largest(s.max(s.max(a, b), s.max(c, d)))
+}
+
 /// Visits the vectors of `x` and writes what comes to `y`, of the same length: all of it.
 #[inline(always)]
 pub fn map<'a, A, B, S, const M: usize>(

@@ -22,6 +22,7 @@ mod map;
 mod memory;
 mod portable;
 
+use map::largest_of;
 pub use map::{each, load_short, map, map_in_place, store_short, Visitor};
 pub use memory::{as_room, filled, filled_strips, uninit, Filled, FilledStrip, Strip};
 
@@ -65,6 +66,11 @@ pub trait Access<E: Element>: Simd<E::Compute> {
     fn store(self, v: Self::V, y: &mut [MaybeUninit<E>]);
     /// To all of `y`, fewer than `N`.
     fn store_part(self, v: Self::V, y: &mut [MaybeUninit<E>]);
+    /// The largest number of `x`, NaN left out; -inf where there is none. Where there is a NaN, it may be -inf.
+    #[inline(always)]
+    fn largest_of(self, x: &[E]) -> E::Compute {
+        largest_of(self, x)
+    }
 }
 
 /// Vectors of elements and of their compute type.
