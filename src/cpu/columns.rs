@@ -187,7 +187,9 @@ fn sums<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
     let (group, mut sums) = (C::SUM_LANES, [Sum::default(); WIDTH]);
     for first in (0..cols).step_by(ADDITIONS * group) {
         let end = cols.min(first + ADDITIONS * group);
-        lanes.fill(C::ZERO);
+        // Those that no column comes to would be 0.
+        let used = group.min(end - first);
+        lanes[..used * WIDTH].fill(C::ZERO);
         for o in (0..width).step_by(<S as Simd<C>>::N) {
             for c in first..end {
                 let lane = &mut lanes[(c - first) % group * WIDTH..][..WIDTH];
@@ -196,12 +198,10 @@ fn sums<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
             }
             let mut half = group / 2;
             while half > 0 {
-                for i in 0..half {
-                    let sum = s.add(
-                        at(s, lanes, i * WIDTH + o),
-                        at(s, lanes, (i + half) * WIDTH + o),
-                    );
-                    put(s, sum, lanes, i * WIDTH + o);
+                for i in 0..half.min(used.saturating_sub(half)) {
+                    let (sum, other) = (i * WIDTH + o, (i + half) * WIDTH + o);
+                    let both = s.add(at(s, lanes, sum), at(s, lanes, other));
+                    put(s, both, lanes, sum);
                 }
                 half /= 2;
             }

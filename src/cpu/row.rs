@@ -1,7 +1,7 @@
 //! The row cores, generic over elements and vectors: a first pass over a row or a part of one, what the passes over the
 //! parts say together, and a second pass that writes.
 
-use super::simd::{each, map, map_in_place, store_short, Filled, Simd, Vectors};
+use super::simd::{each, load_short, map, map_in_place, store_short, Filled, Simd, Vectors};
 use super::visitors::{Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
 use crate::state::Reference;
@@ -210,11 +210,7 @@ fn short_row<'y, E: Element, S: Vectors<E>, const K: usize>(
     let (n, fill) = (<S as Simd<E::Compute>>::N, E::Compute::NEG_INFINITY);
     let mut v = [s.splat(fill); K];
     for (k, v) in v.iter_mut().enumerate() {
-        if (k + 1) * n <= x.len() {
-            *v = s.load(&x[k * n..]);
-        } else if k * n < x.len() {
-            *v = s.load_part(&x[k * n..], fill);
-        }
+        *v = load_short(s, x, k * n, fill);
     }
     let m = s.largest(v.iter().fold(s.splat(fill), |m, &v| s.max(v, m)));
     let reference = Reference::new(m);
@@ -309,14 +305,43 @@ impl RowOp<2> for SoftmaxBackward {
         cols: usize,
         dx: &'y mut [MaybeUninit<E>],
     ) -> Filled<'y> {
-        let mut done = Filled::none(dx);
-        let inputs = y.chunks_exact(cols).zip(g.chunks_exact(cols));
-        for ((y, g), dx) in inputs.zip(dx.chunks_exact_mut(cols)) {
-            let (part, _) = self.read(s, [y, g], &mut []);
-            let row = self.merge([part].into_iter());
-            let dx = self.write(s, ([y, g], &[]), (part, row), dx);
-            done = done.then(Filled::of(dx));
+        match cols.div_ceil(<S as Simd<E::Compute>>::N) {
+            0 | 1 => short_gradients::<E, S, 1>(s, y, g, cols, dx),
+            2 => short_gradients::<E, S, 2>(s, y, g, cols, dx),
+            3 | 4 => short_gradients::<E, S, 4>(s, y, g, cols, dx),
+            5..=8 => short_gradients::<E, S, 8>(s, y, g, cols, dx),
+            9..=16 => short_gradients::<E, S, 16>(s, y, g, cols, dx),
+            _ => short_gradients::<E, S, 32>(s, y, g, cols, dx),
         }
-        done
     }
+}
+
+/// The gradients of rows in `K` vectors.
+#[inline(always)]
+fn short_gradients<'y, E: Element, S: Vectors<E>, const K: usize>(
+    s: S,
+    y: &[E],
+    g: &[E],
+    cols: usize,
+    dx: &'y mut [MaybeUninit<E>],
+) -> Filled<'y> {
+    let (n, zero) = (<S as Simd<E::Compute>>::N, E::Compute::ZERO);
+    let mut done = Filled::none(dx);
+    let inputs = y.chunks_exact(cols).zip(g.chunks_exact(cols));
+    for ((y, g), dx) in inputs.zip(dx.chunks_exact_mut(cols)) {
+        let (mut ys, mut gs) = ([s.splat(zero); K], [s.splat(zero); K]);
+        let mut sums = [s.splat(zero); 4];
+        for k in 0..K {
+            ys[k] = load_short(s, y, k * n, zero);
+            gs[k] = load_short(s, g, k * n, zero);
+            let sum = &mut sums[k % (E::Compute::SUM_LANES / n)];
+            *sum = s.mul_add(ys[k], gs[k], *sum);
+        }
+        let dot = s.splat(s.sum(sums));
+        for k in 0..K {
+            gs[k] = s.mul(ys[k], s.sub(gs[k], dot));
+        }
+        done = done.then(Filled::of(store_short(s, gs, dx)));
+    }
+    done
 }
