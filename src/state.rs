@@ -94,9 +94,17 @@ impl<T: Real> OnlineState<T> {
     pub fn merge(self, other: Self) -> Self {
         let m = self.m.max(other.m);
         let at = Reference::new(m);
+        // Numbers beside +inf are out of reach of any reference; d is inf or NaN then, whatever it is multiplied by.
+        let factor = |part: T| {
+            if m == T::INFINITY {
+                T::ONE
+            } else {
+                at.factor(part)
+            }
+        };
         Self {
             m,
-            d: self.d * at.factor(self.m) + other.d * at.factor(other.m),
+            d: self.d * factor(self.m) + other.d * factor(other.m),
         }
     }
 
@@ -250,5 +258,12 @@ mod tests {
         let plus = state(&[1.0, f64::INFINITY, f64::NEG_INFINITY, f64::INFINITY]);
         assert_eq!(plus.log_sum_exp(), f64::INFINITY);
         assert!(plus.normaliser().is_nan());
+        for x in SAMPLES.into_iter().chain([44.350_002, 1774.5, 4613.5]) {
+            for s in [state(&[x, f64::INFINITY]), state(&[f64::INFINITY, x])] {
+                assert_eq!(s.log_sum_exp(), f64::INFINITY, "{x}");
+            }
+            let s = OnlineState::IDENTITY.push(x as f32).push(f32::INFINITY);
+            assert_eq!(s.log_sum_exp(), f32::INFINITY, "{x}");
+        }
     }
 }

@@ -4,9 +4,10 @@
 use super::row::{normaliser, Softmax, SoftmaxBackward};
 use super::rows::task_count;
 use super::simd::{
-    as_room, filled_strips, load_short, Access, Filled, FilledStrip, Kernel, Simd, Strip, Vectors,
+    filled_strips, load_short, put, Access, Filled, FilledStrip, Kernel, Simd, Strip, Vectors,
+    ADDITIONS,
 };
-use super::task::{Source, PART};
+use super::task::Source;
 use super::visitors::Sum;
 use super::{Element, Real};
 use crate::rows::RowSpace;
@@ -17,8 +18,10 @@ use std::mem::MaybeUninit;
 
 /// Rows of a strip: 256 bytes of f32, four cache lines of each column.
 pub const WIDTH: usize = 64;
-/// Additions to each accumulator before they move on to a [`Sum`], as in the row core.
-const ADDITIONS: usize = 64;
+/// Numbers in a strip that its sums are worth: fewer take longer than to gather the rows.
+const FEWEST: usize = 512;
+/// Numbers of scratch, 2 MiB of f32: more come out of the L2.
+const MOST: usize = 1 << 19;
 /// Accumulators of a sum of a row; those of f64 are fewer.
 const MOST_LANES: usize = 32;
 
@@ -37,22 +40,29 @@ pub trait StripOp<const N: usize>: Copy + Send + Sync {
 
 /// Memory for a strip.
 pub struct StripScratch<C> {
-    /// `WIDTH` numbers a column.
+    /// `pitch` numbers a column.
     kept: Vec<C>,
-    /// `WIDTH` sums for each accumulator.
+    /// `pitch` sums for each accumulator.
     sums: Vec<C>,
+    pitch: usize,
 }
 
-/// Whether these rows are side by side: the innermost row dim has `inner` of them, next to each other in each operand.
+/// Whether these rows are side by side, the innermost row dim having `inner` of them next to each other in each operand,
+/// and strips of them pay.
 pub fn fit<const N: usize>(space: &RowSpace<N>, inner: usize) -> bool {
     let beside = |strides: &[usize]| strides.last() == Some(&1);
-    space.cols <= PART
-        && inner >= 4
+    space.cols.saturating_mul(inner.min(WIDTH)) >= FEWEST
+        && space.cols.saturating_mul(pitch(inner)) <= MOST
         && space.dims.last() == Some(&inner)
         && space
             .operands
             .iter()
             .all(|operand| beside(&operand.row_strides))
+}
+
+/// Rows that there is room for in scratch, where dims are `inner` apart: a whole number of vectors.
+fn pitch(inner: usize) -> usize {
+    inner.min(WIDTH).next_multiple_of(16)
 }
 
 /// The results as (outer, cols, inner).
@@ -69,7 +79,7 @@ pub fn map_columns<O: StripOp<N>, T: Element, const N: usize>(
         let mut shares = Vec::with_capacity(tasks);
         let mut strips = strips.into_iter();
         for _ in 0..strips.len().div_ceil(share) {
-            let scratch = StripScratch::<T::Compute>::reserve(cols)?;
+            let scratch = StripScratch::<T::Compute>::reserve(cols, pitch(inner))?;
             shares.push((strips.by_ref().take(share).collect::<Vec<_>>(), scratch));
         }
         Ok(match tasks {
@@ -103,7 +113,7 @@ fn run<'y, O: StripOp<N>, T: Element, const N: usize>(
 }
 
 impl<C: Real + Element> StripScratch<C> {
-    fn reserve(cols: usize) -> Result<Self, TryReserveError> {
+    fn reserve(cols: usize, pitch: usize) -> Result<Self, TryReserveError> {
         let zeros = |len| -> Result<Vec<C>, TryReserveError> {
             let mut zeros = Vec::new();
             zeros.try_reserve_exact(len)?;
@@ -111,8 +121,9 @@ impl<C: Real + Element> StripScratch<C> {
             Ok(zeros)
         };
         Ok(Self {
-            kept: zeros(cols * WIDTH)?,
-            sums: zeros(MOST_LANES * WIDTH)?,
+            kept: zeros(cols * pitch)?,
+            sums: zeros(MOST_LANES * pitch)?,
+            pitch,
         })
     }
 }
@@ -135,7 +146,7 @@ impl<'y, O: StripOp<N>, T: Element, const N: usize> Kernel<T> for One<'_, '_, 'y
             scratch,
             mut out,
         } = self;
-        let (space, width) = (source.space, out.width);
+        let (space, width) = (source.space, out.width());
         let mut starts = [0; N];
         for (start, operand) in starts.iter_mut().zip(&space.operands) {
             *start = operand.row_offset(&space.dims, out.row);
@@ -164,16 +175,6 @@ fn at<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
     s.load(&lanes[o..o + <S as Simd<C>>::N])
 }
 
-#[inline(always)]
-fn put<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
-    s: S,
-    v: <S as Simd<C>>::V,
-    lanes: &mut [C],
-    o: usize,
-) {
-    s.store(v, as_room(&mut lanes[o..o + <S as Simd<C>>::N]));
-}
-
 /// The sums of `term(c, o)`, the vector of column `c` at row `o` of the strip added to what there is, in the order of the
 /// row core.
 #[inline(always)]
@@ -181,6 +182,7 @@ fn sums<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
     s: S,
     cols: usize,
     width: usize,
+    pitch: usize,
     lanes: &mut [C],
     mut term: impl FnMut(usize, usize, <S as Simd<C>>::V) -> <S as Simd<C>>::V,
 ) -> [f64; WIDTH] {
@@ -189,19 +191,19 @@ fn sums<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
         let end = cols.min(first + ADDITIONS * group);
         // Those that no column comes to would be 0.
         let used = group.min(end - first);
-        lanes[..used * WIDTH].fill(C::ZERO);
+        lanes[..used * pitch].fill(C::ZERO);
         for o in (0..width).step_by(<S as Simd<C>>::N) {
             for c in first..end {
-                let lane = &mut lanes[(c - first) % group * WIDTH..][..WIDTH];
+                let lane = &mut lanes[(c - first) % group * pitch..][..pitch];
                 let sum = term(c, o, at(s, lane, o));
-                put(s, sum, lane, o);
+                put(s, sum, &mut lane[o..]);
             }
             let mut half = group / 2;
             while half > 0 {
                 for i in 0..half.min(used.saturating_sub(half)) {
-                    let (sum, other) = (i * WIDTH + o, (i + half) * WIDTH + o);
+                    let (sum, other) = (i * pitch + o, (i + half) * pitch + o);
                     let both = s.add(at(s, lanes, sum), at(s, lanes, other));
-                    put(s, both, lanes, sum);
+                    put(s, both, &mut lanes[sum..]);
                 }
                 half /= 2;
             }
@@ -225,17 +227,17 @@ impl StripOp<1> for Softmax {
     ) {
         let (n, width, fill) = (
             <S as Simd<E::Compute>>::N,
-            out.width,
+            out.width(),
             E::Compute::NEG_INFINITY,
         );
-        let kept = &mut scratch.kept[..cols * WIDTH];
+        let (pitch, kept) = (scratch.pitch, &mut scratch.kept[..]);
         let mut m: Lanes<E::Compute> = [fill; WIDTH];
-        for (c, kept) in kept.chunks_exact_mut(WIDTH).enumerate() {
+        for (c, kept) in kept.chunks_exact_mut(pitch).enumerate() {
             let x = column(0, c);
             for o in (0..width).step_by(n) {
                 let v = load_short(s, x, o, fill);
-                put(s, v, kept, o);
-                put(s, s.max(v, at(s, &m, o)), &mut m, o);
+                put(s, v, &mut kept[o..]);
+                put(s, s.max(v, at(s, &m, o)), &mut m[o..]);
             }
         }
         let mut base: Lanes<E::Compute> = [E::Compute::ZERO; WIDTH];
@@ -250,13 +252,14 @@ impl StripOp<1> for Softmax {
             s,
             cols,
             width,
+            pitch,
             &mut scratch.sums,
             #[inline(always)]
             |c, o, sum| {
-                let kept = &mut kept[c * WIDTH..][..WIDTH];
+                let kept = &mut kept[c * pitch..][..pitch];
                 let x = s.sub(at(s, kept, o), at(s, &base, o));
                 let e = E::Compute::exp(s, x, at(s, &floor, o), powers, Some(at(s, &further, o)));
-                put(s, e, kept, o);
+                put(s, e, &mut kept[o..]);
                 s.add(sum, e)
             },
         );
@@ -264,7 +267,7 @@ impl StripOp<1> for Softmax {
         for i in 0..width {
             scale[i] = normaliser(m[i], d[i]);
         }
-        for kept in kept.chunks_exact(WIDTH) {
+        for kept in kept.chunks_exact(pitch) {
             out.column(
                 #[inline(always)]
                 |y| {
@@ -294,7 +297,8 @@ impl StripOp<2> for SoftmaxBackward {
         let dots = sums(
             s,
             cols,
-            out.width,
+            out.width(),
+            scratch.pitch,
             &mut scratch.sums,
             #[inline(always)]
             |c, o, sum| {

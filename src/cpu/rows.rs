@@ -2,16 +2,19 @@
 
 use super::columns::{fit, map_columns, StripOp};
 use super::row::RowOp;
-use super::simd::{as_room, filled, Filled};
+use super::simd::{filled, overwrite, Filled};
 use super::task::{Rows, Scratch, Source, PART};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
 use candle_core::Error;
 use rayon::prelude::*;
 use std::collections::TryReserveError;
+use std::sync::{Mutex, PoisonError};
 
 /// Elements that a thread takes at least: fewer are done before the pool has woken.
 const TASK: usize = 1 << 15;
+/// Elements that a thread of its own takes at least: starting it costs some 20 us.
+const OWN_TASK: usize = 1 << 18;
 /// Tasks for each thread of the pool: the last ones to finish idle the others for a quarter of a share.
 const TASKS_PER_THREAD: usize = 4;
 
@@ -38,9 +41,18 @@ pub fn map_rows<O: RowOp<N> + StripOp<N>, T: Element, const N: usize>(
     if inner == 1 {
         return Ok(by_row);
     }
-    let cols = space.cols;
-    let mut result = vec![T::default(); by_row.len()];
-    // (outer, inner, cols) -> (outer, cols, inner), a run of `inner` elements at a time.
+    interleave(&by_row, space.cols, inner).map_err(|_| no_memory(name, space))
+}
+
+/// (outer, inner, cols) -> (outer, cols, inner), a run of `inner` elements at a time.
+fn interleave<T: Element>(
+    by_row: &[T],
+    cols: usize,
+    inner: usize,
+) -> Result<Vec<T>, TryReserveError> {
+    let mut result = Vec::new();
+    result.try_reserve_exact(by_row.len())?;
+    result.resize(by_row.len(), T::default());
     let runs = result.par_chunks_mut(inner).enumerate();
     runs.for_each(|(run, out)| {
         let (outer, col) = (run / cols, run % cols);
@@ -53,8 +65,8 @@ pub fn map_rows<O: RowOp<N> + StripOp<N>, T: Element, const N: usize>(
 
 /// Applies `op` to each row of `data` where it lies, or to none where memory lacks.
 ///
-/// On one thread if a rayon worker calls: candle holds the storage's write lock meanwhile, and a worker
-/// that waits for others may take up a task that wants the same lock.
+/// By threads of its own, not those of rayon's pool: candle holds the storage's write lock meanwhile, and all of the
+/// pool's may be waiting for it. On one thread if one of the pool calls.
 pub fn map_rows_in_place<O: RowOp<1>, T: Element>(
     name: &str,
     space: &RowSpace<1>,
@@ -64,21 +76,16 @@ pub fn map_rows_in_place<O: RowOp<1>, T: Element>(
     if space.is_empty() {
         return Ok(());
     }
-    let threads = match rayon::current_thread_index() {
-        None => threads(),
-        Some(_) => 1,
-    };
     space.check_within(name, &space.operands[0], data.len())?;
     let (operand, cols) = (&space.operands[0], space.cols);
     let side_by_side = operand.row_strides.iter().all(|&s| s == cols) && space.dims.len() <= 1;
     if side_by_side && operand.col_stride == 1 {
         let data = &mut data[operand.offset..][..space.rows * cols];
-        return in_blocks(data, cols, threads, op).map_err(|_| no_memory(name, space));
+        return in_blocks(data, cols, op).map_err(|_| no_memory(name, space));
     }
     // Rows that interleave cannot be handed to threads as slices: results go through a buffer.
     let inputs = [&*data];
-    let results =
-        by_row(Source { space, inputs }, threads, op).map_err(|_| no_memory(name, space))?;
+    let results = by_row(Source { space, inputs }, 1, op).map_err(|_| no_memory(name, space))?;
     for (row, result) in results.chunks(cols).enumerate() {
         let start = operand.row_offset(&space.dims, row);
         for (c, &x) in result.iter().enumerate() {
@@ -88,12 +95,10 @@ pub fn map_rows_in_place<O: RowOp<1>, T: Element>(
     Ok(())
 }
 
-/// Contiguous rows where they lie: each block of them from a copy, which costs less than reading and writing the same
-/// cache lines in turns would take code.
+/// Contiguous rows where they lie: each block of them from a copy in the caches.
 fn in_blocks<O: RowOp<1>, T: Element>(
     data: &mut [T],
     cols: usize,
-    threads: usize,
     op: O,
 ) -> Result<(), TryReserveError> {
     let contiguous = |rows: usize| RowSpace {
@@ -106,8 +111,13 @@ fn in_blocks<O: RowOp<1>, T: Element>(
             col_stride: 1,
         }],
     };
-    let block = contiguous((TASK / 4 / cols).clamp(1, data.len() / cols));
-    let scratch = || {
+    let rows = data.len() / cols;
+    let block = contiguous((TASK / 4 / cols).clamp(1, rows));
+    let threads = match rayon::current_thread_index() {
+        None => threads().min(data.len() / OWN_TASK).clamp(1, rows),
+        Some(_) => 1,
+    };
+    let scratch = || -> Result<(Vec<T>, Scratch<T, 1>), TryReserveError> {
         let mut copy = Vec::new();
         copy.try_reserve_exact(block.rows * cols)?;
         let source = Source {
@@ -116,23 +126,45 @@ fn in_blocks<O: RowOp<1>, T: Element>(
         };
         Ok((copy, Scratch::reserve::<O>(&source)?))
     };
-    each_task(data, cols, threads, scratch, |_, rows, (copy, scratch)| {
+    let mut scratch = (0..threads)
+        .map(|_| scratch())
+        .collect::<Result<Vec<_>, _>>()?;
+    let run = |(rows, (copy, scratch)): (&mut [T], &mut (Vec<T>, Scratch<T, 1>))| {
         for rows in rows.chunks_mut(block.rows * cols) {
             copy.clear();
             copy.extend_from_slice(rows);
             let (space, inputs) = (&contiguous(rows.len() / cols), [&copy[..]]);
             let source = Source { space, inputs };
-            let room = as_room(rows);
-            Rows {
-                op,
-                source,
-                first: 0,
-                room,
-                scratch,
-            }
-            .run(threads > 1);
+            overwrite(rows, |room| {
+                let first = 0;
+                Rows {
+                    op,
+                    source,
+                    first,
+                    room,
+                    scratch,
+                }
+                .run(false)
+            });
         }
-    })?;
+    };
+    let shares = data
+        .chunks_mut(rows.div_ceil(threads) * cols)
+        .zip(&mut scratch);
+    let shares = Mutex::new(shares);
+    let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(share) = next() {
+            run(share);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where there is no thread to be had, its share is another's.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! What one thread does: some rows, each through the row core.
 
-use super::row::{RowOp, SHORT};
+use super::row::{most_short, RowOp};
 use super::simd::{uninit, Filled, Kernel, Vectors};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
@@ -88,7 +88,7 @@ impl<T: Element, const N: usize> Scratch<T, N> {
                 rows.resize(len, T::default());
             }
         }
-        let keeps = O::KEEPS && cols > SHORT && !keeps_in_result::<T>();
+        let keeps = O::KEEPS && cols > most_short::<T::Compute>() && !keeps_in_result::<T>();
         let kept = uninit(if keeps { cols } else { 0 })?;
         Ok(Self { gathered, kept })
     }
@@ -158,7 +158,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Rows<'_, 'y, O, 
     #[inline(always)]
     fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
         let cols = self.source.space.cols;
-        match cols <= SHORT {
+        match cols <= most_short::<T::Compute>() {
             true => match self.source.contiguous(self.first, self.room.len()) {
                 Some(x) => self.op.short(s, x, cols, self.room),
                 None => self.each_row(

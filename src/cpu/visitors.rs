@@ -91,7 +91,7 @@ impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Gradient<S::V> {
 }
 
 /// A sum in accumulators of vectors, which a [`Sum`] takes in after each chunk: the rounding of a row of any length is
-/// that of 64 additions.
+/// that of a few additions.
 pub struct Total<C: Real, S: Simd<C>> {
     pub lanes: [S::V; 4],
     pub sum: Sum,

@@ -167,3 +167,25 @@ fn bits_do_not_depend_on_the_number_of_threads() -> Result<()> {
     }
     Ok(())
 }
+
+/// In place holds the tensor's lock: it does not wait for the pool, whose threads may all be waiting for that lock.
+#[test]
+fn in_place_beside_readers_in_the_pool() -> Result<()> {
+    let x = normal(1, &[64, 20_000], DType::F32, &Device::Cpu)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build();
+    pool.expect("a pool").in_place_scope(|scope| -> Result<()> {
+        for _ in 0..20 {
+            let x = x.clone();
+            scope.spawn(move |_| {
+                (0..8).into_par_iter().for_each(|row| {
+                    let y = x.narrow(0, row, 1).and_then(|x| softmax(&x, 1));
+                    assert!(y.is_ok());
+                })
+            });
+        }
+        for _ in 0..20 {
+            x.inplace_op1(&OnlineSoftmax)?;
+        }
+        Ok(())
+    })
+}

@@ -162,7 +162,8 @@ impl Simd<f64> for Avx2 {
 
 macro_rules! access {
     ($element:ty, $real:ident, $v:ident, $n:literal, load: $load:expr, store: $store:expr $(, largest_of: $largest_of:ident)?) => {
-        impl Access<$element> for Avx2 {
+        // SAFETY: the stores write as many lanes as they say.
+        unsafe impl Access<$element> for Avx2 {
             #[inline(always)]
             fn load(self, x: &[$element]) -> $v {
                 let x = &x[..$n];

@@ -148,7 +148,8 @@ macro_rules! access {
     ($element:ty, $real:ident, $v:ident, $n:literal,
      load: $load:expr, load_part: $load_part:expr, store: $store:expr, store_part: $store_part:expr
      $(, largest_of: $largest_of:ident)?) => {
-        impl Access<$element> for Avx512 {
+        // SAFETY: the stores write as many lanes as they say.
+        unsafe impl Access<$element> for Avx512 {
             #[inline(always)]
             fn load(self, x: &[$element]) -> $v {
                 let x = &x[..$n];

@@ -77,12 +77,15 @@ pub fn filled_strips<E: Element>(
     elements.try_reserve_exact(len)?;
     let space: &mut [MaybeUninit<E>] = &mut elements.spare_capacity_mut()[..len];
     advise_huge(space);
-    let mut strips = Vec::with_capacity(outer * inner.div_ceil(width));
+    let mut strips = Vec::new();
+    strips.try_reserve_exact(outer * inner.div_ceil(width))?;
     for (o, table) in space.chunks_mut(cols * inner).enumerate() {
+        let start = table.as_mut_ptr();
         for first in (0..inner).step_by(width) {
             strips.push(Strip {
                 row: o * inner + first,
-                start: table[first..].as_mut_ptr(),
+                // SAFETY: within the table.
+                start: unsafe { start.add(first) },
                 cols,
                 inner,
                 width: width.min(inner - first),
@@ -106,7 +109,7 @@ pub fn filled_strips<E: Element>(
 pub struct Strip<'a, E> {
     /// The first row.
     pub row: usize,
-    pub width: usize,
+    width: usize,
     start: *mut MaybeUninit<E>,
     cols: usize,
     inner: usize,
@@ -117,13 +120,19 @@ pub struct Strip<'a, E> {
 /// Proof that a strip has been written.
 pub struct FilledStrip<'a> {
     elements: usize,
-    table: PhantomData<&'a mut [u8]>,
+    /// Of this lifetime and no longer one.
+    table: PhantomData<std::cell::Cell<&'a ()>>,
 }
 
 // SAFETY: a strip is an exclusive borrow of its elements, which no other strip has.
 unsafe impl<E: Element> Send for Strip<'_, E> {}
 
 impl<'a, E: Element> Strip<'a, E> {
+    /// Rows of it.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
     /// Writes the next column.
     #[inline(always)]
     pub fn column(&mut self, write: impl for<'c> FnOnce(&'c mut [MaybeUninit<E>]) -> Filled<'c>) {
@@ -156,12 +165,25 @@ pub fn uninit<E: Copy>(len: usize) -> Result<Vec<MaybeUninit<E>>, TryReserveErro
     Ok(elements)
 }
 
-/// Elements there are as room for others: for `fill` to write where they lie.
+/// Elements there are as room for others.
 ///
-/// Only for code that writes elements; all of this crate's does (through `Access::store`).
-pub fn as_room<E: Element>(elements: &mut [E]) -> &mut [MaybeUninit<E>] {
-    // SAFETY: same layout; what is written are elements, see above.
+/// # Safety
+///
+/// Only elements may be written to it.
+pub unsafe fn as_room<E: Element>(elements: &mut [E]) -> &mut [MaybeUninit<E>] {
+    // SAFETY: same layout; the caller sees to what is written.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), elements.len()) }
+}
+
+/// Writes all of `elements` anew.
+pub fn overwrite<E: Element>(
+    elements: &mut [E],
+    fill: impl for<'a> FnOnce(&'a mut [MaybeUninit<E>]) -> Filled<'a>,
+) {
+    let all = (elements.as_ptr().addr(), size_of_val(elements));
+    // SAFETY: this crate writes to room by `Access::store` alone, which writes elements; and `filled` is proof of that.
+    let filled = fill(unsafe { as_room(elements) });
+    assert_eq!((filled.start, filled.bytes), all);
 }
 
 #[cfg(target_os = "linux")]

@@ -23,8 +23,9 @@ mod memory;
 mod portable;
 
 use map::largest_of;
-pub use map::{each, load_short, map, map_in_place, store_short, Visitor};
-pub use memory::{as_room, filled, filled_strips, uninit, Filled, FilledStrip, Strip};
+pub use map::{each, load_short, map, map_in_place, put, store_short, Visitor, ADDITIONS};
+use memory::as_room;
+pub use memory::{filled, filled_strips, overwrite, uninit, Filled, FilledStrip, Strip};
 
 use super::{Element, Real};
 use std::mem::MaybeUninit;
@@ -57,7 +58,11 @@ pub trait Simd<C: Real>: Copy + Send + Sync {
 }
 
 /// Loads and stores of elements, converted once each way.
-pub trait Access<E: Element>: Simd<E::Compute> {
+///
+/// # Safety
+///
+/// `store` and `store_part` write what they say: initialised memory is made of that.
+pub unsafe trait Access<E: Element>: Simd<E::Compute> {
     /// The first `N` of `x`, which has as many.
     fn load(self, x: &[E]) -> Self::V;
     /// All of `x`, fewer than `N`, and `fill` in the lanes after them.

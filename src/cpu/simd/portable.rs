@@ -89,7 +89,8 @@ simd!(
 
 macro_rules! access {
     ($($element:ty),+) => {$(
-        impl Access<$element> for Portable {
+        // SAFETY: the stores write as many lanes as they say.
+        unsafe impl Access<$element> for Portable {
             #[inline(always)]
             fn load(self, x: &[$element]) -> <Self as Simd<<$element as Element>::Compute>>::V {
                 std::array::from_fn(|i| x[i].widen())
