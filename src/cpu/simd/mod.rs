@@ -133,6 +133,7 @@ pub fn level() -> Level {
 
 /// The levels of this processor, narrowest first.
 pub fn levels() -> Vec<Level> {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
     let mut levels = vec![Level::Portable];
     #[cfg(target_arch = "x86_64")]
     {
