@@ -49,12 +49,17 @@ impl Operand {
     /// Rows of `cols` elements of `elem_size` bytes, one after another with nothing between them, the first on a
     /// 16-byte boundary of the storage.
     pub fn is_packed(&self, cols: usize, elem_size: usize) -> bool {
+        self.is_contiguous(cols) && (self.offset * elem_size).is_multiple_of(16)
+    }
+
+    /// Rows of `cols` elements, one after another with nothing between them.
+    pub fn is_contiguous(&self, cols: usize) -> bool {
         let one_after_another = match self.row_strides[..] {
             [] => true,
             [stride] => stride == cols,
             _ => false,
         };
-        self.col_stride == 1 && one_after_another && (self.offset * elem_size).is_multiple_of(16)
+        self.col_stride == 1 && one_after_another
     }
 }
 

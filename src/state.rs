@@ -52,14 +52,29 @@ impl<T: Real> Reference<T> {
     pub fn exp(&self, x: T) -> T {
         T::exp_one(x - self.base, self.floor, self.low)
     }
+}
 
-    /// What takes a sum made relative to `Reference::new(m)` to this one, m no larger than the maximum.
-    pub fn factor(&self, m: T) -> T {
-        if m.is_finite() {
-            self.exp(m) / Self::new(m).exp(m)
-        } else {
-            T::ONE // a sum of no number, or one that is inf or NaN
-        }
+/// What takes exponentials relative to `Reference::new(part)`, and their sum, to those relative to `Reference::new(m)`, m no
+/// less than `part`.
+#[inline(always)]
+pub(crate) fn factor<T: Real>(m: T, part: T) -> T {
+    // A sum of no number, or one that is inf or NaN; numbers beside +inf are out of reach of any reference, and d is inf
+    // or NaN then, whatever it is multiplied by.
+    if m == part || m == T::INFINITY || !part.is_finite() {
+        T::ONE
+    } else {
+        Reference::new(m).exp(part) / Reference::new(part).exp(part)
+    }
+}
+
+/// What exponentials relative to `Reference::new(m)` are multiplied by to become probabilities, d being their sum.
+#[inline(always)]
+pub(crate) fn normaliser<T: Real>(m: T, d: f64) -> T {
+    // +inf rows are NaN as a whole; 1/inf would leave zeros beside the NaN.
+    if m == T::INFINITY {
+        T::NAN
+    } else {
+        T::from_f64(1.0 / d)
     }
 }
 
@@ -93,30 +108,16 @@ impl<T: Real> OnlineState<T> {
     /// The state of both sets of numbers together.
     pub fn merge(self, other: Self) -> Self {
         let m = self.m.max(other.m);
-        let at = Reference::new(m);
-        // Numbers beside +inf are out of reach of any reference; d is inf or NaN then, whatever it is multiplied by.
-        let factor = |part: T| {
-            if m == T::INFINITY {
-                T::ONE
-            } else {
-                at.factor(part)
-            }
-        };
         Self {
             m,
-            d: self.d * factor(self.m) + other.d * factor(other.m),
+            d: self.d * factor(m, self.m) + other.d * factor(m, other.m),
         }
     }
 
     /// Factor that turns the exponentials of this state's numbers, relative to the same reference, into
     /// probabilities.
     pub fn normaliser(self) -> T {
-        // +inf rows are NaN as a whole; 1/inf would leave zeros beside the NaN.
-        if self.m == T::INFINITY {
-            T::NAN
-        } else {
-            T::ONE / self.d
-        }
+        normaliser(self.m, self.d.to_f64())
     }
 
     /// `ln Σ exp(x)`.

@@ -1,7 +1,7 @@
 //! Rows side by side, as of a dim that is not the innermost: vectors along the rows, a column at a time, with no
 //! transposed copy. The sums have the accumulators of the row core, each a vector of rows: the same bits.
 
-use super::row::{normaliser, Softmax, SoftmaxBackward};
+use super::row::{Softmax, SoftmaxBackward};
 use super::rows::task_count;
 use super::simd::{
     filled_strips, load_short, put, Access, Filled, FilledStrip, Kernel, Simd, Strip, Vectors,
@@ -11,13 +11,13 @@ use super::task::Source;
 use super::visitors::Sum;
 use super::{Element, Real};
 use crate::rows::RowSpace;
-use crate::state::Reference;
+use crate::state::{normaliser, Reference};
 use rayon::prelude::*;
 use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
 
 /// Rows of a strip: 256 bytes of f32, four cache lines of each column.
-pub const WIDTH: usize = 64;
+const WIDTH: usize = 64;
 /// Numbers in a strip that its sums are worth: fewer take longer than to gather the rows.
 const FEWEST: usize = 512;
 /// Numbers of scratch, 2 MiB of f32: more come out of the L2.

@@ -14,8 +14,10 @@ pub trait Element: Copy + Default + Send + Sync + 'static {
     /// Rounded to nearest even.
     fn narrow(x: Self::Compute) -> Self;
 
-    /// The same room, where elements are of the compute type already.
-    fn as_compute(room: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Compute>]>;
+    /// The same room for numbers of the compute type, or as it was where elements are not.
+    fn as_compute(
+        room: &mut [MaybeUninit<Self>],
+    ) -> Result<&mut [MaybeUninit<Self::Compute>], &mut [MaybeUninit<Self>]>;
 
     /// Runs `kernel` on the widest vectors that this processor has.
     fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out;
@@ -36,8 +38,10 @@ macro_rules! half_element {
                 Self::from_f32(x)
             }
 
-            fn as_compute(_: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<f32>]> {
-                None
+            fn as_compute(
+                room: &mut [MaybeUninit<Self>],
+            ) -> Result<&mut [MaybeUninit<f32>], &mut [MaybeUninit<Self>]> {
+                Err(room)
             }
 
             fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out {
@@ -62,8 +66,10 @@ macro_rules! real_element {
                 x
             }
 
-            fn as_compute(room: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self>]> {
-                Some(room)
+            fn as_compute(
+                room: &mut [MaybeUninit<Self>],
+            ) -> Result<&mut [MaybeUninit<Self>], &mut [MaybeUninit<Self>]> {
+                Ok(room)
             }
 
             fn dispatch<K: Kernel<Self>>(kernel: K) -> K::Out {

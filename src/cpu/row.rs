@@ -4,7 +4,7 @@
 use super::simd::{each, load_short, map, map_in_place, store_short, Filled, Simd, Vectors};
 use super::visitors::{Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
-use crate::state::Reference;
+use crate::state::{factor, normaliser, Reference};
 use std::mem::MaybeUninit;
 
 /// Columns of a row that is all in registers: 8 vectors of 512 bits. (16 of f64 spilled: 2.5 times slower.)
@@ -227,24 +227,6 @@ fn short_row<'y, E: Element, S: Vectors<E>, const K: usize>(
     let d = s.sum(total.lanes).to_f64();
     let scale = s.splat(normaliser(m, d));
     store_short(s, v.map(|v| s.mul(v, scale)), y)
-}
-
-/// What takes exponentials relative to `Reference::new(part)` to those relative to `Reference::new(m)`.
-#[inline(always)]
-fn factor<C: Real>(m: C, part: C) -> C {
-    match m == part {
-        true => C::ONE,
-        false => Reference::new(m).factor(part),
-    }
-}
-
-/// +inf rows are NaN as a whole; 1/inf would leave zeros beside the NaN.
-#[inline(always)]
-pub fn normaliser<C: Real>(m: C, d: f64) -> C {
-    match m == C::INFINITY {
-        true => C::NAN,
-        false => C::from_f64(1.0 / d),
-    }
 }
 
 /// dx = y·(g - Σ g·y), of y and g: the gradient of softmax.

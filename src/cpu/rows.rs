@@ -34,10 +34,11 @@ pub fn map_rows<O: RowOp<N> + StripOp<N>, T: Element, const N: usize>(
         space.check_within(name, operand, input.len())?;
     }
     let source = Source { space, inputs };
+    let threads = rayon::current_num_threads();
     if inner > 1 && fit(space, inner) {
-        return map_columns(source, inner, threads(), op).map_err(|_| no_memory(name, space));
+        return map_columns(source, inner, threads, op).map_err(|_| no_memory(name, space));
     }
-    let by_row = by_row(source, threads(), op).map_err(|_| no_memory(name, space))?;
+    let by_row = by_row(source, threads, op).map_err(|_| no_memory(name, space))?;
     if inner == 1 {
         return Ok(by_row);
     }
@@ -78,8 +79,7 @@ pub fn map_rows_in_place<O: RowOp<1>, T: Element>(
     }
     space.check_within(name, &space.operands[0], data.len())?;
     let (operand, cols) = (&space.operands[0], space.cols);
-    let side_by_side = operand.row_strides.iter().all(|&s| s == cols) && space.dims.len() <= 1;
-    if side_by_side && operand.col_stride == 1 {
+    if operand.is_contiguous(cols) {
         let data = &mut data[operand.offset..][..space.rows * cols];
         return in_blocks(data, cols, op).map_err(|_| no_memory(name, space));
     }
@@ -114,7 +114,9 @@ fn in_blocks<O: RowOp<1>, T: Element>(
     let rows = data.len() / cols;
     let block = contiguous((TASK / 4 / cols).clamp(1, rows));
     let threads = match rayon::current_thread_index() {
-        None => threads().min(data.len() / OWN_TASK).clamp(1, rows),
+        None => rayon::current_num_threads()
+            .min(data.len() / OWN_TASK)
+            .clamp(1, rows),
         Some(_) => 1,
     };
     let scratch = || -> Result<(Vec<T>, Scratch<T, 1>), TryReserveError> {
@@ -192,15 +194,10 @@ fn by_row<O: RowOp<N>, T: Element, const N: usize>(
     })
 }
 
-/// Threads that share the work: of the pool, or this one instead of the pool's one, which saves the hand-over.
-fn threads() -> usize {
-    rayon::current_num_threads()
-}
-
 /// Tasks to make of this much work.
 pub fn task_count(elements: usize, threads: usize) -> usize {
     let most = match threads {
-        1 => 1,
+        1 => 1, // this thread instead of the pool's one: no hand-over
         threads => TASKS_PER_THREAD * threads,
     };
     (elements / TASK).clamp(1, most)

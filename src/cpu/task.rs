@@ -1,6 +1,6 @@
 //! What one thread does: some rows, each through the row core.
 
-use super::row::{most_short, RowOp};
+use super::row::{most_short, At, RowOp};
 use super::simd::{uninit, Filled, Kernel, Vectors};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
@@ -38,14 +38,7 @@ impl<T: Element, const N: usize> Source<'_, T, N> {
         let cols = self.space.cols;
         let mut x: [&[T]; N] = [&[]; N];
         for ((x, operand), input) in x.iter_mut().zip(&self.space.operands).zip(self.inputs) {
-            if operand.col_stride != 1 || !matches!(operand.row_strides[..], [] | [_]) {
-                return None;
-            }
-            if operand
-                .row_strides
-                .first()
-                .is_some_and(|&stride| stride != cols)
-            {
+            if !operand.is_contiguous(cols) {
                 return None;
             }
             *x = &input[operand.offset + first * cols..][..len];
@@ -88,15 +81,21 @@ impl<T: Element, const N: usize> Scratch<T, N> {
                 rows.resize(len, T::default());
             }
         }
-        let keeps = O::KEEPS && cols > most_short::<T::Compute>() && !keeps_in_result::<T>();
+        let keeps =
+            O::KEEPS && cols > most_short::<T::Compute>() && T::as_compute(&mut []).is_err();
         let kept = uninit(if keeps { cols } else { 0 })?;
         Ok(Self { gathered, kept })
     }
 }
 
-/// Whether the first pass leaves its numbers where the results will be: not those of halves.
-fn keeps_in_result<T: Element>() -> bool {
-    T::as_compute(&mut []).is_some()
+/// What room there is for results: for what the first pass keeps too, or (of halves, or where it keeps nothing) not.
+fn room_to_keep<O: RowOp<N>, T: Element, const N: usize>(
+    room: &mut [MaybeUninit<T>],
+) -> Result<&mut [MaybeUninit<T::Compute>], &mut [MaybeUninit<T>]> {
+    match O::KEEPS {
+        true => T::as_compute(room),
+        false => Err(room),
+    }
 }
 
 /// Some rows: those that fit `room`, from `first` on.
@@ -183,18 +182,19 @@ fn whole_row<'y, O: RowOp<N>, T: Element, S: Vectors<T>, const N: usize>(
     kept: &mut [MaybeUninit<T::Compute>],
     room: &'y mut [MaybeUninit<T>],
 ) -> Filled<'y> {
-    if O::KEEPS && keeps_in_result::<T>() {
-        if let Some(room) = T::as_compute(room) {
+    match room_to_keep::<O, T, N>(room) {
+        Ok(room) => {
             let (part, kept) = op.read(s, x, room);
             let row = op.merge([part].into_iter());
             op.write_kept::<T, S>(s, kept, (part, row));
-            return Filled::of(kept);
+            Filled::of(kept)
         }
-        unreachable!("asked just now")
+        Err(room) => {
+            let (part, kept) = op.read(s, x, kept);
+            let row = op.merge([part].into_iter());
+            Filled::of(op.write(s, (x, kept), (part, row), room))
+        }
     }
-    let (part, kept) = op.read(s, x, kept);
-    let row = op.merge([part].into_iter());
-    Filled::of(op.write(s, (x, kept), (part, row), room))
 }
 
 /// A row in several parts, by several threads where `pool`: the bits do not depend on that.
@@ -205,57 +205,55 @@ fn long_row<'y, O: RowOp<N>, T: Element, const N: usize>(
     room: &'y mut [MaybeUninit<T>],
     pool: bool,
 ) -> Filled<'y> {
-    let parts = |p: usize| x.map(|x| &x[p * PART..x.len().min((p + 1) * PART)]);
-    let fills = if O::KEEPS && keeps_in_result::<T>() {
-        let room = T::as_compute(room).expect("elements of the compute type");
-        let read = each_part(
-            room.chunks_mut(PART).enumerate().collect(),
-            pool,
-            |(p, kept)| {
-                T::dispatch(Read {
-                    op,
-                    x: parts(p),
-                    kept,
-                })
-            },
-        );
-        let row = op.merge(read.iter().map(|(part, _)| *part));
-        each_part(read, pool, |(part, kept)| {
-            T::dispatch(WriteKept::<O, T, N> {
-                op,
-                kept,
-                at: (part, row),
+    let fills = match room_to_keep::<O, T, N>(room) {
+        Ok(room) => {
+            let (read, row) = read_parts(op, x, room.chunks_mut(PART).collect(), pool);
+            each_part(read, pool, |(part, kept)| {
+                let at = (part, row);
+                T::dispatch(WriteKept::<O, T, N> { op, kept, at })
             })
-        })
-    } else {
-        let kept = match O::KEEPS {
-            true => kept.chunks_mut(PART).collect(),
-            false => room.chunks(PART).map(|_| &mut [][..]).collect::<Vec<_>>(),
-        };
-        let read = each_part(kept.into_iter().enumerate().collect(), pool, |(p, kept)| {
-            T::dispatch(Read {
-                op,
-                x: parts(p),
-                kept,
+        }
+        Err(room) => {
+            let kept = match O::KEEPS {
+                true => kept.chunks_mut(PART).collect(),
+                false => room.chunks(PART).map(|_| &mut [][..]).collect(),
+            };
+            let (read, row) = read_parts(op, x, kept, pool);
+            let write = read.into_iter().zip(room.chunks_mut(PART)).enumerate();
+            each_part(write.collect(), pool, |(p, ((part, kept), room))| {
+                let (from, at) = ((part_of(x, p), &*kept), (part, row));
+                T::dispatch(Write { op, from, at, room })
             })
-        });
-        let row = op.merge(read.iter().map(|(part, _)| *part));
-        let write = read
-            .into_iter()
-            .zip(room.chunks_mut(PART))
-            .enumerate()
-            .collect();
-        each_part(write, pool, |(p, ((part, kept), room))| {
-            T::dispatch(Write {
-                op,
-                from: (parts(p), &*kept),
-                at: (part, row),
-                room,
-            })
-        })
+        }
     };
     let joined = fills.into_iter().reduce(Filled::then);
     joined.expect("a long row has parts")
+}
+
+/// Part `p` of a row.
+fn part_of<T, const N: usize>(x: [&[T]; N], p: usize) -> [&[T]; N] {
+    x.map(|x| &x[p * PART..x.len().min((p + 1) * PART)])
+}
+
+/// What the first pass says of a part, and the numbers it leaves.
+type ReadPart<'k, O, C, const N: usize> = (<O as RowOp<N>>::Part<C>, &'k mut [C]);
+
+/// The same of all parts of a row, and what they say together.
+type ReadRow<'k, O, C, const N: usize> = (Vec<ReadPart<'k, O, C, N>>, <O as RowOp<N>>::Row<C>);
+
+/// The first pass over a row.
+fn read_parts<'k, O: RowOp<N>, T: Element, const N: usize>(
+    op: O,
+    x: [&[T]; N],
+    kept: Vec<&'k mut [MaybeUninit<T::Compute>]>,
+    pool: bool,
+) -> ReadRow<'k, O, T::Compute, N> {
+    let read = each_part(kept.into_iter().enumerate().collect(), pool, |(p, kept)| {
+        let x = part_of(x, p);
+        T::dispatch(Read { op, x, kept })
+    });
+    let row = op.merge(read.iter().map(|(part, _)| *part));
+    (read, row)
 }
 
 /// Calls `f` with each item, in parallel where `pool`; results in order.
@@ -277,7 +275,7 @@ struct Read<'a, 'k, O, T: Element, const N: usize> {
 }
 
 impl<'k, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Read<'_, 'k, O, T, N> {
-    type Out = (O::Part<T::Compute>, &'k mut [T::Compute]);
+    type Out = ReadPart<'k, O, T::Compute, N>;
 
     #[inline(always)]
     fn run<S: Vectors<T>>(self, s: S) -> Self::Out {
@@ -288,7 +286,7 @@ impl<'k, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Read<'_, 'k, O, 
 struct Write<'a, 'y, O: RowOp<N>, T: Element, const N: usize> {
     op: O,
     from: ([&'a [T]; N], &'a [T::Compute]),
-    at: (O::Part<T::Compute>, O::Row<T::Compute>),
+    at: At<O, T::Compute, N>,
     room: &'y mut [MaybeUninit<T>],
 }
 
@@ -304,7 +302,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Write<'_, 'y, O,
 struct WriteKept<'k, O: RowOp<N>, T: Element, const N: usize> {
     op: O,
     kept: &'k mut [T::Compute],
-    at: (O::Part<T::Compute>, O::Row<T::Compute>),
+    at: At<O, T::Compute, N>,
 }
 
 impl<'k, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for WriteKept<'k, O, T, N> {

@@ -67,21 +67,11 @@ pub unsafe fn largest_pd(v: __m256d) -> f64 {
 
 // SAFETY, here and below: an `Avx2` exists only in `compiled`, where the processor has the instructions. Each load and
 // store first checks, in safe code, that the slice has the elements it touches.
-macro_rules! arithmetic {
-    ($real:ident, $v:ident, $n:literal, $($name:ident($($arg:ident),+) = $intrinsic:ident($($given:ident),+);)+) => {
-        type V = $v;
-        const N: usize = $n;
-        $(#[inline(always)]
-        fn $name(self, $($arg: $v),+) -> $v {
-            unsafe { $intrinsic($($given),+) }
-        })+
-    };
-}
 
 impl Simd<f32> for Avx2 {
     /// The first and the second half.
     type Powers = [__m256i; 2];
-    arithmetic! {f32, __m256, 8,
+    arithmetic! {__m256, 8,
         add(a, b) = _mm256_add_ps(a, b);
         sub(a, b) = _mm256_sub_ps(a, b);
         mul(a, b) = _mm256_mul_ps(a, b);
@@ -127,7 +117,7 @@ impl Simd<f32> for Avx2 {
 
 impl Simd<f64> for Avx2 {
     type Powers = __m256i;
-    arithmetic! {f64, __m256d, 4,
+    arithmetic! {__m256d, 4,
         add(a, b) = _mm256_add_pd(a, b);
         sub(a, b) = _mm256_sub_pd(a, b);
         mul(a, b) = _mm256_mul_pd(a, b);
@@ -188,14 +178,7 @@ macro_rules! access {
                 <Self as Access<$element>>::store(self, v, &mut lanes);
                 y.copy_from_slice(&lanes[..y.len()]);
             }
-            $(#[inline(always)]
-            fn largest_of(self, x: &[$element]) -> $real {
-                let (whole, rest) = x.as_chunks::<16>();
-                let mut halves = [<$element>::NEG_INFINITY; 16];
-                unsafe { $largest_of(whole, &mut halves) };
-                let rest = super::largest_of(self, rest);
-                super::largest_of(self, &halves).max(rest)
-            })?
+            $(largest_of_halves! {$element, $largest_of})?
         }
     };
 }
@@ -231,17 +214,9 @@ unsafe fn largest_bits<T>(x: &[[T; 16]], lanes: &mut [T; 16]) {
         let negative = _mm256_srai_epi16::<15>(x);
         _mm256_xor_si256(x, _mm256_and_si256(negative, _mm256_set1_epi16(0x7fff)))
     };
-    let mut m = [_mm256_set1_epi16(i16::MIN); 2];
-    let (pairs, rest) = x.as_chunks::<2>();
-    for pair in pairs {
-        for (m, x) in m.iter_mut().zip(pair) {
-            *m = _mm256_max_epi16(*m, ordered(_mm256_loadu_si256(x.as_ptr().cast())));
-        }
-    }
-    for x in rest {
-        m[0] = _mm256_max_epi16(m[0], ordered(_mm256_loadu_si256(x.as_ptr().cast())));
-    }
-    let m = ordered(_mm256_max_epi16(m[0], m[1]));
+    let load = |x: &[T; 16]| ordered(_mm256_loadu_si256(x.as_ptr().cast()));
+    let smallest = _mm256_set1_epi16(i16::MIN);
+    let m = ordered(largest_vector!(x, load, _mm256_max_epi16, smallest));
     _mm256_storeu_si256(lanes.as_mut_ptr().cast(), m);
 }
 

@@ -40,20 +40,10 @@ where
 
 // SAFETY, here and below: an `Avx512` exists only in `compiled`, where the processor has the instructions. Each load and
 // store first checks, in safe code, that the slice has the elements it touches.
-macro_rules! arithmetic {
-    ($real:ident, $v:ident, $n:literal, $($name:ident($($arg:ident),+) = $intrinsic:ident($($given:ident),+);)+) => {
-        type V = $v;
-        const N: usize = $n;
-        $(#[inline(always)]
-        fn $name(self, $($arg: $v),+) -> $v {
-            unsafe { $intrinsic($($given),+) }
-        })+
-    };
-}
 
 impl Simd<f32> for Avx512 {
     type Powers = __m512i;
-    arithmetic! {f32, __m512, 16,
+    arithmetic! {__m512, 16,
         add(a, b) = _mm512_add_ps(a, b);
         sub(a, b) = _mm512_sub_ps(a, b);
         mul(a, b) = _mm512_mul_ps(a, b);
@@ -98,7 +88,7 @@ impl Simd<f32> for Avx512 {
 
 impl Simd<f64> for Avx512 {
     type Powers = __m512i;
-    arithmetic! {f64, __m512d, 8,
+    arithmetic! {__m512d, 8,
         add(a, b) = _mm512_add_pd(a, b);
         sub(a, b) = _mm512_sub_pd(a, b);
         mul(a, b) = _mm512_mul_pd(a, b);
@@ -170,14 +160,7 @@ macro_rules! access {
                 assert!(y.len() < $n);
                 unsafe { $store_part(mask(y.len()), y.as_mut_ptr(), v) }
             }
-            $(#[inline(always)]
-            fn largest_of(self, x: &[$element]) -> $real {
-                let (whole, rest) = x.as_chunks::<32>();
-                let mut halves = [<$element>::NEG_INFINITY; 32];
-                unsafe { $largest_of(whole, &mut halves) };
-                let rest = super::largest_of(self, rest);
-                super::largest_of(self, &halves).max(rest)
-            })?
+            $(largest_of_halves! {$element, $largest_of})?
         }
     };
 }
@@ -223,17 +206,9 @@ unsafe fn largest_bits<T>(x: &[[T; 32]], lanes: &mut [T; 32]) {
         _mm512_ternarylogic_epi32::<0x78>(x, negative, _mm512_set1_epi16(0x7fff))
         // x ^ (negative & 0x7fff)
     };
-    let mut m = [_mm512_set1_epi16(i16::MIN); 2];
-    let (pairs, rest) = x.as_chunks::<2>();
-    for pair in pairs {
-        for (m, x) in m.iter_mut().zip(pair) {
-            *m = _mm512_max_epi16(*m, ordered(_mm512_loadu_si512(x.as_ptr().cast())));
-        }
-    }
-    for x in rest {
-        m[0] = _mm512_max_epi16(m[0], ordered(_mm512_loadu_si512(x.as_ptr().cast())));
-    }
-    let m = ordered(_mm512_max_epi16(m[0], m[1]));
+    let load = |x: &[T; 32]| ordered(_mm512_loadu_si512(x.as_ptr().cast()));
+    let smallest = _mm512_set1_epi16(i16::MIN);
+    let m = ordered(largest_vector!(x, load, _mm512_max_epi16, smallest));
     _mm512_storeu_si512(lanes.as_mut_ptr().cast(), m);
 }
 

@@ -15,6 +15,10 @@
 //! (But for one f32 in 2^29, where `Portable` has no fused multiply-add and takes f64 for it.)
 
 #[cfg(target_arch = "x86_64")]
+#[macro_use]
+mod x86;
+
+#[cfg(target_arch = "x86_64")]
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;

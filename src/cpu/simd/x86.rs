@@ -1,0 +1,43 @@
+//! What AVX2 and AVX-512 share, but for the names of their instructions.
+
+/// The functions of `Simd` that are one intrinsic each.
+macro_rules! arithmetic {
+    ($v:ident, $n:literal, $($name:ident($($arg:ident),+) = $intrinsic:ident($($given:ident),+);)+) => {
+        type V = $v;
+        const N: usize = $n;
+        $(#[inline(always)]
+        fn $name(self, $($arg: $v),+) -> $v {
+            unsafe { $intrinsic($($given),+) }
+        })+
+    };
+}
+
+/// `Access::largest_of` of halves by `$bits`, which takes the largest of each lane as integers.
+macro_rules! largest_of_halves {
+    ($half:ty, $bits:ident) => {
+        #[inline(always)]
+        fn largest_of(self, x: &[$half]) -> f32 {
+            let (whole, rest) = x.as_chunks();
+            let mut halves = [<$half>::NEG_INFINITY; _];
+            // SAFETY: as for all of this set's instructions.
+            unsafe { $bits(whole, &mut halves) };
+            let rest = super::largest_of(self, rest);
+            super::largest_of(self, &halves).max(rest)
+        }
+    };
+}
+
+/// The largest of vectors of integers, in two accumulators.
+macro_rules! largest_vector {
+    ($x:ident, $load:ident, $max:ident, $smallest:ident) => {{
+        let (pairs, rest) = $x.as_chunks::<2>();
+        let mut m = [$smallest; 2];
+        for [a, b] in pairs {
+            m = [$max(m[0], $load(a)), $max(m[1], $load(b))];
+        }
+        for x in rest {
+            m[0] = $max(m[0], $load(x));
+        }
+        $max(m[0], m[1])
+    }};
+}
