@@ -11,7 +11,8 @@
 # every kernel family, dtype and layout), and each test is a process of its own: with stream captures beside other
 # tests' launches in one process racecheck stopped for good (H200, driver 580.159.04). Racecheck keeps memory of every
 # launch, so tests over all layouts are four processes, each of a fourth of the table. Its time is a fixed cost of each
-# launch: 318 s on two H200 with 32 cores did the 31 longest of its 145 runs. FIRST=REGEX: tests to begin with.
+# launch: 318 s on two H200 with 32 cores did the 31 longest of its 145 runs. FIRST=REGEX: tests to begin with. RUNS=FILE: these
+# runs alone, as OUT_DIR/runs has them, to go on after a time limit.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "${1:-$root/target/gpu-check}"
@@ -57,6 +58,7 @@ each() { # TOOL: all tests, as many at a time as there are cores, and 8 GiB of m
             *) echo "$name 0/1" ;;
             esac
         done >"$OUT_DIR/runs"
+    [ -z "${RUNS:-}" ] || cp "$RUNS" "$OUT_DIR/runs"
     xargs -a "$OUT_DIR/runs" -P "$(($(nproc) < gib / 8 ? $(nproc) : gib / 8))" -L 1 bash -c 'one "$@" || exit 1' _ "$1"
 }
 
