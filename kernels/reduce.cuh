@@ -40,7 +40,8 @@ template <class C> struct Sum {
     high = mul(high, factor);
     low = mul(low, factor);
   }
-  __device__ __forceinline__ C total() const { return add(high, low); }
+  // Of an infinite sum `low` is NaN, from inf - inf.
+  __device__ __forceinline__ C total() const { return low == low ? add(high, low) : high; }
 };
 
 // Each step is a branch that all lanes take alike; none at all where `lanes` is a constant.

@@ -16,6 +16,7 @@ on_devices!(
     reaches_the_variable,
     through_every_dim,
     special_values,
+    infinite_gradients,
 );
 
 /// The operator's gradient for its result `y` and the incoming gradient `g`.
@@ -234,6 +235,26 @@ fn special_values(device: &Device) -> Result<()> {
                 .collect();
             assert_eq!(is_nan, [false, true, false, false, true, true, true]);
             assert_eq!(dx[3 * cols + cols - 1], 0.0, "gradient at -inf");
+        }
+    }
+    Ok(())
+}
+
+/// Σ g·y is infinite, in every family: dx is -inf, and NaN where g is.
+fn infinite_gradients(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F64] {
+        for cols in [5, 300, 4097, 20_000, 300_000, 5_000_001] {
+            let y = tensor(&vec![1.0 / cols as f64; cols], &[1, cols], dtype, device)?;
+            let mut g = vec![1.0; cols];
+            g[cols / 2] = f64::INFINITY;
+            let dx = values(&backward(&y, &tensor(&g, &[1, cols], dtype, device)?)?)?;
+            for (c, dx) in dx.into_iter().enumerate() {
+                let right = match c == cols / 2 {
+                    true => dx.is_nan(),
+                    false => dx == f64::NEG_INFINITY,
+                };
+                assert!(right, "{dtype:?}, column {c} of {cols}: {dx}");
+            }
         }
     }
     Ok(())
