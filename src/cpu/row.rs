@@ -2,7 +2,7 @@
 //! parts say together, and a second pass that writes.
 
 use super::simd::{each, load_short, map, map_in_place, store_short, Filled, Simd, Vectors};
-use super::visitors::{Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
+use super::visitors::{Alone, Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
 use crate::state::{factor, normaliser, Reference};
 use std::mem::MaybeUninit;
@@ -162,6 +162,9 @@ impl RowOp<1> for Softmax {
         cols: usize,
         y: &'y mut [MaybeUninit<E>],
     ) -> Filled<'y> {
+        if cols == 1 {
+            return Filled::of(map(s, [x], E::Compute::ZERO, y, &mut Alone));
+        }
         match cols.div_ceil(<S as Simd<E::Compute>>::N) {
             0 | 1 => short::<E, S, 1>(s, x, cols, y),
             2 => short::<E, S, 2>(s, x, cols, y),

@@ -64,6 +64,17 @@ impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Rescale<S::V> {
     }
 }
 
+/// The softmax of a number alone: 1, and NaN of one that is not finite. (Its exponential times the reciprocal of that is
+/// 1 less half a unit for one in seven.)
+pub struct Alone;
+
+impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Alone {
+    #[inline(always)]
+    fn vector(&mut self, s: S, _: usize, [v]: [S::V; 1]) -> S::V {
+        s.add(s.sub(v, v), s.splat(C::ONE))
+    }
+}
+
 /// The sum of y·g.
 pub struct Dot<C: Real, S: Simd<C>>(pub Total<C, S>);
 

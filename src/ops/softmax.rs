@@ -15,7 +15,7 @@ const NAME: &str = "online-softmax";
 /// Softmax over the last dim: `exp(x - max) / Σ exp(x - max)`.
 ///
 /// - **Shapes**: any rank, any strides, offset or broadcast; the result is contiguous, of the
-///   input's shape. Rank 0 gives 1. Empty tensors give empty tensors.
+///   input's shape. Rank 0 gives 1, as a row of one number does (on CUDA within the accuracy below). Empty tensors give empty tensors.
 /// - **Dtypes**: f16, bf16, f32 (computed in f32) and f64 (computed in f64); the result has the
 ///   input's.
 /// - **Values**: a row with a NaN or +inf is all NaN; -inf gives 0; a row of nothing but -inf is all
@@ -25,8 +25,8 @@ const NAME: &str = "online-softmax";
 /// - **Determinism**: same input, same bits, whatever the strides and whatever other rows there are.
 /// - **Gradient**: reaches the input, by one fused operator.
 ///
-/// In place ([`InplaceOp1`]) gives the same bits without a second buffer (on the CPU, where rows lie side by side);
-/// candle records no gradient for in-place ops. Called from a rayon worker it stays on that thread.
+/// In place ([`InplaceOp1`]) gives the same bits without a second buffer (on the CPU: of contiguous rows); candle
+/// records no gradient for in-place ops, and has an error of its own for some empty tensors. Called from a rayon worker it stays on that thread.
 ///
 /// # Errors
 ///
