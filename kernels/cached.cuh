@@ -84,6 +84,18 @@ template <class D> struct CachedSoftmax {
     return d;
   }
 
+  // For results made elsewhere than scaled(): of a weight, what exponentials are multiplied by, or, where that is too small
+  // for one factor, its negative; `any_small` becomes true then.
+  static __device__ __forceinline__ C factor(C weight, u32 &any_small) {
+    constexpr C UNIT = C(1) / Reference<D>::TOP;
+    if (UNIT == C(1) || !(weight < SMALL)) return mul(weight, UNIT);
+    any_small = 1;
+    return -weight;
+  }
+  static __device__ __forceinline__ C scaled_by(C e, C factor) {
+    return factor < C(0) ? mul(mul(e, C(1) / Reference<D>::TOP), -factor) : mul(e, factor);
+  }
+
 private:
   template <int N, int LEN> static __device__ __forceinline__ void scale_all(C (&e)[N][LEN], C factor) {
 #pragma unroll

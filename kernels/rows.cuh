@@ -38,4 +38,17 @@ __device__ __forceinline__ i64 row_offset(const Rows &rows, const Operand &op, i
   return offset + row * op.strides[0];
 }
 
+// The same of an index of all dims but the innermost.
+__device__ __forceinline__ i64 outer_offset(const Rows &rows, const Operand &op, u32 outer) {
+  if ((int)rows.dims < 2) return 0;
+  i64 offset = 0;
+#pragma unroll 1
+  for (int i = (int)rows.dims - 2; i > 0; --i) {
+    u32 size = (u32)rows.sizes[i], next = outer / size;
+    offset += (outer - next * size) * op.strides[i];
+    outer = next;
+  }
+  return offset + outer * op.strides[0];
+}
+
 } // namespace online

@@ -12,7 +12,8 @@
 // four words; wider elements only change their names), and computes those rows as the threads of contiguous rows do:
 // lane l of warp s of such a row is lane l of a share here, with all of its vectors. So a row has the bits it has there.
 //
-// Staging is by pieces of 16 bytes where every column of the tile starts on them, else by elements, neighbouring rows
+// In registers (cached_square.cu) a thread has squares alone, loaded from memory and stored there (SquareOperand).
+// Here, staging is by pieces of 16 bytes where every column of the tile starts on them, else by elements, neighbouring rows
 // in neighbouring lanes; an operand that has columns side by side (the result of a transposed input) is accessed
 // by vectors of its rows, past shared memory.
 #pragma once
@@ -60,10 +61,11 @@ template <class D> __device__ __forceinline__ Words each_max(Words a, const Word
   return a;
 }
 
-template <class D> __device__ __forceinline__ Words group_each_max(Words x, int lanes) {
+// Over the lanes that differ in the bits from `least` up to below `most`, powers of two.
+template <class D> __device__ __forceinline__ Words group_each_max(Words x, int least, int most) {
 #pragma unroll
   for (int step = WARP / 2; step > 0; step /= 2) {
-    if (step >= lanes) continue;
+    if (step < least || step >= most) continue;
     Words other;
 #pragma unroll
     for (int i = 0; i < 4; ++i) other.w[i] = shuffle_xor(x.w[i], step, WARP);
@@ -79,52 +81,71 @@ template <class D> __device__ __forceinline__ Words group_each_max(Words x, int 
 //   10         whether it is one of the block family
 //   12 .. 15   log2 of the rows of a tile
 //   16 .. 19   runs: how many threads share what one thread of the contiguous row has, every so many vectors each
+//   20 .. 22   log2 of the lanes of a share
+//   23 .. 27   shares of a block
+//   28 .. 31   vectors of a thread of the contiguous row, at most
 //
 // Blocks of a cluster have the same rows, and a few of the row's shares each (warps of the contiguous row).
 template <class D> struct TileShape {
   static constexpr int LEN = D::LEN, LOG2_LEN = LEN == 8 ? 3 : LEN == 4 ? 2 : 1;
   // A row: its columns and vectors, threads and their vectors; lanes and shares
-  int cols, vectors, threads, turns, lanes, shares;
+  int cols, vectors, threads, turns, lanes, log2_lanes, shares;
   bool of_block;
-  // The tile: rows (some of which may not be there), pieces of 16 bytes a column, the first row
+  // The tile: rows (some of which may not be there), pieces of 16 bytes a column; the first row, of an outer index
   int log2_rows, log2_groups, runs, beside;
-  i64 first_row;
+  i64 first;
+  u32 outer;
   // This block, and how many play the row
   int parts, rank, first_share, own_shares;
   // This thread: of `own_shares` and of the groups of rows; its lane and run
   int share, group, lane, run;
 
-  __device__ __forceinline__ TileShape(const Rows &sizes, int bits) {
+  // Neighbouring threads have neighbouring lanes of a row, or neighbouring groups of rows.
+  __device__ __forceinline__ TileShape(const Rows &sizes, int bits, bool groups_first = false) {
     cols = (int)sizes.cols;
     vectors = (cols + LEN - 1) >> LOG2_LEN;
     threads = bits & 1023;
-    turns = (vectors + threads - 1) / threads;
     of_block = bits >> 10 & 1;
-    lanes = smallest(threads, WARP);
-    shares = (threads + WARP - 1) / WARP;
     log2_rows = bits >> 12 & 15;
     log2_groups = log2_rows - LOG2_LEN;
     runs = bits >> 16 & 15;
+    log2_lanes = bits >> 20 & 7;
+    lanes = 1 << log2_lanes;
+    own_shares = bits >> 23 & 31;
+    turns = (int)((u32)bits >> 28);
+    shares = (threads + WARP - 1) / WARP;
 
     parts = cluster_size();
     rank = cluster_rank();
-    own_shares = (shares + parts - 1) / parts;
     first_share = rank * own_shares;
 
-    i64 inner = sizes.dims > 0 ? sizes.sizes[sizes.dims - 1] : 1, tile = cluster_index();
-    i64 tiles = (inner + rows() - 1) >> log2_rows; // of an outer index
-    i64 outer = ((u64)tile | (u64)tiles) >> 32 ? tile / tiles : (i64)((u32)tile / (u32)tiles);
-    i64 first = (tile - outer * tiles) << log2_rows;
-    first_row = outer * inner + first;
-    beside = (int)smallest(inner - first, (i64)rows());
+    place(sizes, cluster_index());
 
-    lane = (int)(threadIdx.x % (u32)lanes);
-    int unit = (int)(threadIdx.x / (u32)lanes);
-    group = unit & ((1 << log2_groups) - 1);
-    unit >>= log2_groups;
-    run = (int)((u32)unit / (u32)own_shares);
+    int unit = (int)threadIdx.x;
+    if (groups_first) {
+      group = unit & (groups() - 1);
+      unit >>= log2_groups;
+      lane = unit & (lanes - 1);
+      unit >>= log2_lanes;
+    } else {
+      lane = unit & (lanes - 1);
+      unit >>= log2_lanes;
+      group = unit & (groups() - 1);
+      unit >>= log2_groups;
+    }
+    run = own_shares == 1 ? unit : (int)((u32)unit / (u32)own_shares);
     share = unit - run * own_shares;
   }
+
+  // Goes to a tile, of fewer than 2^31.
+  __device__ __forceinline__ void place(const Rows &sizes, u32 tile) {
+    i64 inner = inner_rows(sizes);
+    u32 tiles = (u32)((inner + rows() - 1) >> log2_rows); // of an outer index
+    outer = tile / tiles;
+    first = (i64)(tile - outer * tiles) << log2_rows;
+    beside = (int)smallest(inner - first, (i64)rows());
+  }
+  static __device__ __forceinline__ i64 inner_rows(const Rows &sizes) { return sizes.dims > 0 ? sizes.sizes[sizes.dims - 1] : 1; }
 
   __device__ __forceinline__ int rows() const { return 1 << log2_rows; }
   __device__ __forceinline__ int groups() const { return 1 << log2_groups; }
@@ -206,8 +227,8 @@ template <class D> struct TileOperand {
   bool in_pieces;
 
   __device__ __forceinline__ TileOperand(T *base, const Rows &rows, const Operand &op, const TileShape<D> &shape)
-      : first(base + row_offset(rows, op, shape.first_row)), apart(op.col_stride),
-        row_apart(rows.dims > 0 ? op.strides[rows.dims - 1] : 1) {
+      : apart(op.col_stride), row_apart(rows.dims > 0 ? op.strides[rows.dims - 1] : 1) {
+    first = base + op.offset + shape.first * row_apart + outer_offset(rows, op, shape.outer);
     in_pieces = (((u64)first | (u64)(apart * SIZE)) & 15u) == 0 && shape.beside % LEN == 0;
   }
 
@@ -254,10 +275,12 @@ template <class D> struct TileOperand {
 
   // Vector v of the thread's rows: to the square, or, with the columns side by side, to memory.
   __device__ __forceinline__ void put(Words *at, const TileShape<D> &shape, int v, Square<D> &rows) const {
-    if (side_by_side()) {
-      rows.transpose();
-      return shape.put_square(at, rows);
-    }
+    if (!side_by_side()) return put_rows(shape, v, rows);
+    rows.transpose();
+    shape.put_square(at, rows);
+  }
+
+  __device__ __forceinline__ void put_rows(const TileShape<D> &shape, int v, const Square<D> &rows) const {
 #pragma unroll
     for (int j = 0; j < LEN; ++j) {
       if (shape.group * LEN + j >= shape.beside) continue;
@@ -278,6 +301,53 @@ private:
     if (shape.group * LEN + j >= shape.beside) return One::filled(fill);
     const T *row = this->row(shape, j);
     return whole(row, shape, v) ? load_words<false>((const u8 *)row + vector_offset(v)) : One::load(row, apart, v, shape.cols, fill);
+  }
+};
+
+// An operand's squares of a thread, past shared memory: in pieces of columns, or, of an output, in whole vectors of rows
+// of columns side by side.
+template <class D> struct SquareOperand {
+  typedef typename D::Storage T;
+  static constexpr int LEN = D::LEN;
+  T *first; // of the thread's rows, and column
+  i64 step, of_vector;
+  int cols; // 0 for rows that are not there
+  bool by_columns;
+
+  __device__ __forceinline__ SquareOperand(T *base, const Rows &rows, const Operand &op, const TileShape<D> &shape) {
+    i64 row_apart = rows.dims > 0 ? op.strides[rows.dims - 1] : 1, row = shape.first + shape.group * LEN;
+    by_columns = row_apart == 1;
+    first = base + op.offset + row * row_apart + outer_offset(rows, op, shape.outer);
+    step = by_columns ? op.col_stride : row_apart;
+    of_vector = by_columns ? LEN * op.col_stride : LEN;
+    cols = shape.group * LEN < shape.beside ? shape.cols : 0;
+  }
+
+  // Vector v of each row, columns first, with `fill` past their end; of no vector (-1), and of rows that are not there.
+  __device__ __forceinline__ void load(Square<D> &s, int v, T fill) const {
+    int real = v < 0 ? 0 : cols - v * LEN;
+    const T *at = first + v * of_vector;
+    if (real >= LEN) {
+#pragma unroll
+      for (int i = 0; i < LEN; ++i) s.x[i] = load_words<false>(at + i * step);
+    } else {
+#pragma unroll
+      for (int i = 0; i < LEN; ++i) s.x[i] = i < real ? load_words<false>(at + i * step) : Elements<D, int>::filled(fill);
+    }
+  }
+  // Of rows first.
+  __device__ __forceinline__ void store(Square<D> &rows, int v) const {
+    int real = cols - v * LEN;
+    T *at = first + v * of_vector;
+    if (by_columns) rows.transpose();
+    if (real >= LEN) {
+#pragma unroll
+      for (int i = 0; i < LEN; ++i) store_whole<D::STREAMED>(at + i * step, rows.x[i]);
+    } else if (by_columns) { // rows of vectors are whole
+#pragma unroll
+      for (int i = 0; i < LEN; ++i)
+        if (i < real) store_whole<D::STREAMED>(at + i * step, rows.x[i]);
+    }
   }
 };
 

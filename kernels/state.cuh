@@ -22,9 +22,12 @@ template <> struct Limits<double> {
 //   .factor(there)    takes sums that were made relative to `there`, of a maximum no larger, to this one
 //   ::TOP             about exp(m) relative to it, a power of two
 //   ::LARGE           up to it, and down to -LARGE, a maximum has no base
+//   Reference(m, OfSmall())   the same for an m that is known to be within LARGE: fewer instructions
 //
 // Where NaN hides: with m infinite, x - m is inf - inf. An empty share (-inf), a share of nothing but
 // -inf, and a +inf are all taken relative to 0 instead. NaN is never m (max drops it); it stays in d.
+
+struct OfSmall {};
 
 // f32 and halves, what they have in common: relative to a power of two, of which `origin` is the negative
 // logarithm (and a constant). Not to e^m: x - m would round, and m log2(e) too; but a power of two is one factor
@@ -39,6 +42,8 @@ template <class Exp> struct PowerReference {
     base = small || infinite ? 0.0f : m;
     origin = Exp::origin(small ? m : 0.0f);
   }
+
+  __device__ __forceinline__ PowerReference(float m_, OfSmall) : m(m_), base(0.0f), origin(Exp::origin(m_)) {}
 
   __device__ __forceinline__ float exp(float x) const { return Exp::exp(x, origin); }
 
@@ -88,6 +93,7 @@ struct DoubleReference {
   explicit __device__ __forceinline__ DoubleReference(double m_) : m(m_) {
     at = m == Limits<double>::infinity() || m == -Limits<double>::infinity() ? 0.0 : m;
   }
+  __device__ __forceinline__ DoubleReference(double m_, OfSmall) : m(m_), at(m_) {}
   __device__ __forceinline__ double exp(double x) const { return e_to_the(add(x, -at)); }
   __device__ __forceinline__ double factor(const DoubleReference &there) const { return exp(there.m); }
 };

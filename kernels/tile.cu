@@ -9,122 +9,25 @@
 //   1 bring       the tile to shared memory
 //   2 maximum     of each share and row
 //   3 sums        of each lane's exponentials, relative to the share's maximum; of f32 and f64 they stay in the tile
-//   4 reduce      each lane's to a share's (m, d), a warp a row; to all blocks of the cluster
-//   5 weights     of each share and row, from all shares
-//   6 results     to the tile, and from there to memory; or straight to rows of columns side by side
+//   4 weights     of each share and row (see tile_merge.cuh)
+//   5 results     to the tile, and from there to memory; or straight to rows of columns side by side
 //
-// Passes over memory: one read, one write. Barriers: one after each of these steps, but where a share is a row, in
-// place of the fourth and fifth one. Shared memory: the tile, of each input; a number a row and lane, or with runs a
+// Passes over memory: one read, one write. Barriers: one after each of these steps, two after the fourth where a row has
+// several shares. Shared memory: the tile, of each input; a number a row and lane, or with runs a
 // row and vector; three a row and share.
 // Invariant: a row's bits are those of the warp or block family; all sums are added in the same order.
-#include "square.cuh"
 #include "table.cuh"
+#include "tile_merge.cuh"
 
 using namespace online;
 
-constexpr int GATHERED = MAX_WARPS;
 // Threads of a block at most, of halves 384 (see src/plan/tiles.rs); a bound of 512 limits registers to 128, with which
-// squares of halves spill on sm_75 and sm_80.
-#if __CUDA_ARCH__ <= 800
+// squares of halves spill elsewhere than on sm_86 to sm_90.
+#if __CUDA_ARCH__ <= 800 || __CUDA_ARCH__ >= 1000
 template <class D> constexpr int TILE_THREADS = D::LEN == 8 ? 384 : 512;
 #else
 template <class D> constexpr int TILE_THREADS = 512;
 #endif
-
-// The rows of a tile as numbers in shared memory.
-template <class D, int INPUTS> struct TileMemory {
-  typedef typename D::Compute C;
-  Words *tile, *another, *maxima; // maxima of a run, share and row
-  Pair<C> *left;                  // (m, d) of a share and row, of all the shares
-  C *sums, *weights;              // of a run or turn, share, row and lane; of a share and row
-  u64 *inbox;
-
-  __device__ __forceinline__ explicit TileMemory(const TileShape<D> &shape) {
-    int own = shape.own_shares << shape.log2_rows;
-    tile = shared_memory();
-    another = tile + shape.pieces();
-    maxima = INPUTS == 2 ? another + shape.pieces() : another;
-    left = (Pair<C> *)(maxima + shape.runs * (shape.own_shares << shape.log2_groups));
-    inbox = (u64 *)(left + (shape.shares << shape.log2_rows));
-    weights = (C *)(inbox + 2);
-    sums = weights + own;
-  }
-};
-
-// Steps 4 and 5: merges of what threads have left in `sums`.
-template <class D, int INPUTS> struct TileMerge {
-  typedef typename D::Compute C;
-  const TileShape<D> &shape;
-  const TileMemory<D, INPUTS> &memory;
-
-  __device__ __forceinline__ TileMerge(const TileShape<D> &shape_, const TileMemory<D, INPUTS> &memory_) : shape(shape_), memory(memory_) {
-    if (shape.parts == 1) return;
-    if (threadIdx.x == 0) inbox_open(memory.inbox);
-    cluster_started(); // reduce() waits for the others
-  }
-
-  // Where this thread leaves the sum of row j of its own: of all its vectors, or with runs of turn k.
-  __device__ __forceinline__ C &sum(int k, int j) const {
-    int turn = shape.runs == 1 ? 0 : k;
-    return memory.sums[(((turn * shape.own_shares + shape.share) << shape.log2_rows) + shape.group * D::LEN + j) * shape.lanes + shape.lane];
-  }
-
-  // To (max(s, row), sum) of every share of this block, in all blocks; after a barrier, and before what they do.
-  template <class Max> __device__ __forceinline__ void reduce(Max max) const {
-    if (shape.parts > 1) {
-      cluster_wait_started();
-      if (threadIdx.x == 0) inbox_expect(memory.inbox, (shape.shares << shape.log2_rows) * (int)sizeof(Pair<C>));
-    }
-    int own = shape.own_shares << shape.log2_rows, units = (int)(blockDim.x / (u32)shape.lanes);
-#pragma unroll 1
-    for (int at = (int)(threadIdx.x / (u32)shape.lanes); at < own; at += units) {
-      int share = shape.first_share + (at >> shape.log2_rows);
-      if (share >= shape.shares) break; // all lanes: shares are of whole warps where there are several
-      C d = group_sum(total(at, share), shape.lanes);
-      Pair<C> x = {max(at), d};
-      int to = (shape.first_share << shape.log2_rows) + at;
-      if (shape.parts > 1) {
-        if (shape.lane < shape.parts) send(&memory.left[to], memory.inbox, shape.lane, x);
-      } else if (shape.lane == 0) {
-        memory.left[to] = x;
-      }
-    }
-    if (shape.parts > 1)
-      inbox_wait(memory.inbox);
-    else
-      block_barrier();
-  }
-
-  // Calls body(row, share, its numbers) with 16 lanes a row, a share each, of none where the row has fewer.
-  template <class Body> __device__ __forceinline__ void for_shares(Pair<C> none, Body body) const {
-    int share = threadIdx.x % GATHERED;
-#pragma unroll 1
-    for (int row = threadIdx.x / GATHERED; row < shape.rows(); row += (int)(blockDim.x / GATHERED))
-      body(row, share, share < shape.shares ? memory.left[(share << shape.log2_rows) + row] : none);
-  }
-
-  __device__ __forceinline__ void leave_weight(int row, int share, C weight) const {
-    share -= shape.first_share;
-    if (share >= 0 && share < shape.own_shares) memory.weights[(share << shape.log2_rows) + row] = weight;
-  }
-  // That of row j of this thread's.
-  __device__ __forceinline__ C weight(int j) const {
-    return memory.weights[(shape.share << shape.log2_rows) + shape.group * D::LEN + j];
-  }
-
-private:
-  // A lane's sum, in the order of its vectors.
-  __device__ __forceinline__ C total(int at, int share) const {
-    const C *from = memory.sums + at * shape.lanes + shape.lane;
-    if (shape.runs == 1) return *from;
-    C d = C(0);
-    int step = (shape.own_shares << shape.log2_rows) * shape.lanes, v = share * WARP + shape.lane;
-#pragma unroll 1
-    for (int k = 0; k < shape.turns; ++k, v += shape.threads)
-      if (v < shape.vectors) d = add(d, from[k * step]);
-    return d;
-  }
-};
 
 template <class D> struct TileSoftmax {
   typedef typename D::Compute C;
@@ -132,27 +35,27 @@ template <class D> struct TileSoftmax {
   static constexpr bool KEPT = sizeof(C) == sizeof(typename D::Storage); // exponentials, in the tile
 
   static __device__ __forceinline__ void rows(const TileOperand<D> &x, const TileOperand<D> &y, const TileShape<D> &shape) {
-    TileMemory<D, 1> memory(shape);
-    TileMerge<D, 1> merge(shape, memory);
+    Words *tile = shared_memory(), *maxima = tile + shape.pieces(); // of a run, share and row
+    const TileMerge<D> merge(shape, maxima + shape.runs * (shape.own_shares << shape.log2_groups), shape.runs > 1, shape.lanes);
     predecessors_done();
-    x.bring(memory.tile, shape, D::lowest());
+    x.bring(tile, shape, D::lowest());
     copies_done();
     block_barrier();
 
     Words m = Elements<D, int>::filled(D::lowest());
-    shape.for_squares(memory.tile, [&](int, int, Words *at) {
+    shape.for_squares(tile, [&](int, int, Words *at) {
       Square<D> s = shape.square(at);
 #pragma unroll
       for (int i = 0; i < LEN; ++i) m = each_max<D>(m, s.x[i]);
     });
-    m = group_each_max<D>(m, shape.lanes);
-    Words *left = memory.maxima + (shape.share << shape.log2_groups) + shape.group;
-    int run_apart = shape.own_shares << shape.log2_groups;
-    if (shape.lane == 0) left[shape.run * run_apart] = m;
+    m = group_each_max<D>(m, 1, shape.lanes);
+    Words *left = maxima + (shape.share << shape.log2_groups) + shape.group;
+    int apart = shape.own_shares << shape.log2_groups;
+    if (shape.lane == 0) left[shape.run * apart] = m;
     if (shape.runs > 1) {
       block_barrier();
 #pragma unroll 1
-      for (int i = 0; i < shape.runs; ++i) m = each_max<D>(m, left[i * run_apart]);
+      for (int i = 0; i < shape.runs; ++i) m = each_max<D>(m, left[i * apart]);
     }
 
     bool shift = false;
@@ -162,40 +65,17 @@ template <class D> struct TileSoftmax {
       for (int j = 0; j < LEN; ++j) shift |= at.row[j].base != C(0);
     }
     if (shift)
-      sums<true>(memory, merge, shape, m);
+      sums<true>(tile, merge, shape, m);
     else
-      sums<false>(memory, merge, shape, m);
-    block_barrier();
-
-    merge.reduce([&](int row) { return share_max(memory, shape, row); });
-    C weights[LEN];
-    if (shape.shares == 1) {
-#pragma unroll
-      for (int j = 0; j < LEN; ++j) {
-        Pair<C> left = memory.left[shape.group * LEN + j];
-        State<D> s = {left.a, left.b};
-        if (shape.of_block) {
-          const Reference<D> there(s.m);
-          weights[j] = State<D>{s.m, s.rescaled(there)}.weight(there); // as of several shares
-        } else {
-          weights[j] = s.weight();
-        }
-      }
-    } else {
-      merge.for_shares(Pair<C>{-Limits<C>::infinity(), C(0)}, [&](int row, int share, Pair<C> x) {
-        merge.leave_weight(row, share, group_merge(State<D>{x.a, x.b}, GATHERED).weight(Reference<D>(x.a)));
-      });
-      block_barrier();
-#pragma unroll
-      for (int j = 0; j < LEN; ++j) weights[j] = merge.weight(j);
-    }
-
+      sums<false>(tile, merge, shape, m);
+    auto maximum = [&](int at, int lane) { return group_max(share_max(maxima, shape, at, lane), shape.lanes); };
+    TileWeights<D>::of_softmax(merge, maximum, [](C weight) { return weight; });
     if (shift && !KEPT)
-      results<true>(memory, y, shape, m, weights);
+      results<true>(tile, merge, y, shape, m);
     else
-      results<false>(memory, y, shape, m, weights);
+      results<false>(tile, merge, y, shape, m);
     block_barrier();
-    y.take(memory.tile, shape);
+    y.take(tile, shape);
   }
 
 private:
@@ -222,12 +102,12 @@ private:
   }
 
   template <bool SHIFT>
-  static __device__ __forceinline__ void sums(const TileMemory<D, 1> &memory, const TileMerge<D, 1> &merge, const TileShape<D> &shape,
+  static __device__ __forceinline__ void sums(Words *tile, const TileMerge<D> &merge, const TileShape<D> &shape,
                                               const Words &m) {
     C d[LEN];
 #pragma unroll
     for (int j = 0; j < LEN; ++j) d[j] = C(0);
-    shape.for_squares(memory.tile, [&](int k, int, Words *place) {
+    shape.for_squares(tile, [&](int k, int, Words *place) {
       Square<D> s = shape.square(place);
       s.transpose();
       const References at = references(m);
@@ -256,23 +136,23 @@ private:
     }
   }
 
-  // Of a share and row of this block.
-  static __device__ __forceinline__ C share_max(const TileMemory<D, 1> &memory, const TileShape<D> &shape, int row) {
-    const typename D::Storage *maxima = (const typename D::Storage *)memory.maxima + row;
+  // Of the maxima of a share and row of this block, those of a lane.
+  static __device__ __forceinline__ C share_max(const Words *maxima, const TileShape<D> &shape, int at, int lane) {
+    const typename D::Storage *of_row = (const typename D::Storage *)maxima + at;
     C m = -Limits<C>::infinity();
 #pragma unroll 1
-    for (int i = 0; i < shape.runs; ++i) {
+    for (int i = lane; i < shape.runs; i += shape.lanes) {
       Words x = {{0, 0, 0, 0}};
-      D::set_raw(x, 0, maxima[(i * shape.own_shares) << shape.log2_rows]);
+      D::set_raw(x, 0, of_row[(i * shape.own_shares) << shape.log2_rows]);
       m = largest(m, D::get(x, 0));
     }
     return m;
   }
 
   template <bool SHIFT>
-  static __device__ __forceinline__ void results(const TileMemory<D, 1> &memory, const TileOperand<D> &y, const TileShape<D> &shape,
-                                                 const Words &m, const C (&weights)[LEN]) {
-    shape.for_squares(memory.tile, [&](int, int v, Words *place) {
+  static __device__ __forceinline__ void results(Words *tile, const TileMerge<D> &merge, const TileOperand<D> &y,
+                                                 const TileShape<D> &shape, const Words &m) {
+    shape.for_squares(tile, [&](int, int v, Words *place) {
       Square<D> s = shape.square(place);
       s.transpose();
       const References at = references(m);
@@ -286,7 +166,7 @@ private:
           exponentials<SHIFT>(e[0], s.x[j], at.row[j]);
         }
         Words out[1];
-        CachedSoftmax<D>::scaled(out, e, weights[j]);
+        CachedSoftmax<D>::scaled(out, e, merge.own_weights()[j]);
         s.x[j] = settled(out[0]); // before the next row is begun: it would take more registers than there are
       }
       y.put(place, shape, v, s);
@@ -301,19 +181,19 @@ template <class D> struct TileSoftmaxBackward {
 
   static __device__ __forceinline__ void rows(const TileOperand<D> &y, const TileOperand<D> &g, const TileOperand<D> &dx,
                                               const TileShape<D> &shape) {
-    TileMemory<D, 2> memory(shape);
-    TileMerge<D, 2> merge(shape, memory);
+    Words *tile = shared_memory(), *another = tile + shape.pieces();
+    const TileMerge<D> merge(shape, another + shape.pieces(), shape.runs > 1, shape.lanes);
     predecessors_done();
-    y.bring(memory.tile, shape, 0);
-    g.bring(memory.another, shape, 0);
+    y.bring(tile, shape, 0);
+    g.bring(another, shape, 0);
     copies_done();
     block_barrier();
 
-    i64 between = memory.another - memory.tile;
+    i64 between = another - tile;
     C d[LEN];
 #pragma unroll
     for (int j = 0; j < LEN; ++j) d[j] = C(0);
-    shape.for_squares(memory.tile, [&](int k, int, Words *place) {
+    shape.for_squares(tile, [&](int k, int, Words *place) {
       Square<D> ys = shape.square(place), gs = shape.square(place + between);
       ys.transpose();
       gs.transpose();
@@ -330,20 +210,11 @@ template <class D> struct TileSoftmaxBackward {
 #pragma unroll
       for (int j = 0; j < LEN; ++j) merge.sum(0, j) = d[j];
     }
-    block_barrier();
-
-    merge.reduce([](int) { return C(0); });
-    if (shape.shares == 1) {
+    TileWeights<D>::of_gradient(merge);
 #pragma unroll
-      for (int j = 0; j < LEN; ++j) d[j] = memory.left[shape.group * LEN + j].b;
-    } else {
-      merge.for_shares(Pair<C>{C(0), C(0)}, [&](int row, int share, Pair<C> x) { merge.leave_weight(row, share, group_sum(x.b, GATHERED)); });
-      block_barrier();
-#pragma unroll
-      for (int j = 0; j < LEN; ++j) d[j] = merge.weight(j);
-    }
+    for (int j = 0; j < LEN; ++j) d[j] = merge.own_weights()[j];
 
-    shape.for_squares(memory.tile, [&](int, int v, Words *place) {
+    shape.for_squares(tile, [&](int, int v, Words *place) {
       Square<D> ys = shape.square(place), gs = shape.square(place + between);
       ys.transpose();
       gs.transpose();
@@ -352,7 +223,7 @@ template <class D> struct TileSoftmaxBackward {
       dx.put(place, shape, v, ys);
     });
     block_barrier();
-    dx.take(memory.tile, shape);
+    dx.take(tile, shape);
   }
 };
 

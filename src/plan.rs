@@ -106,6 +106,10 @@ pub enum Access {
     /// Columns apart and rows side by side, in an operand at least: one element an access, neighbouring
     /// rows in neighbouring lanes. The others lie in any way.
     Columns,
+    /// The same where every input is such an operand, and in each of its columns the rows begin on a 16-byte boundary and
+    /// are whole vectors: 16 bytes of neighbouring rows an access. The output is one too, or [`Access::Aligned`] rows of
+    /// whole vectors.
+    Pieces,
 }
 
 /// Elements from a column to the next from which on [`Access::Columns`] pays: with fewer rows between them
@@ -113,14 +117,34 @@ pub enum Access {
 const COLUMNS_APART: usize = 4;
 
 impl Access {
-    /// The fastest access that every operand allows, for rows of `cols` columns in storages that start on 16
-    /// bytes.
-    pub fn of(operands: &[Operand], cols: usize, dtype: FloatType) -> Self {
+    /// The fastest access that every operand allows, of storages that start on 16 bytes.
+    pub fn of<const N: usize>(space: &RowSpace<N>, dtype: FloatType) -> Self {
+        let (operands, cols) = (&space.operands, space.cols);
         let side_by_side = |o: &Operand| {
             o.col_stride >= COLUMNS_APART && o.row_strides.last().is_some_and(|&stride| stride == 1)
         };
         if operands.iter().any(side_by_side) {
-            Self::Columns
+            let whole = |elements: usize| elements.is_multiple_of(dtype.vector_len());
+            let in_pieces = |o: &Operand| {
+                let (_, outer) = o.row_strides.split_last().unwrap_or((&1, &[]));
+                side_by_side(o)
+                    && outer
+                        .iter()
+                        .chain([&o.offset, &o.col_stride])
+                        .all(|&s| whole(s))
+            };
+            let in_vectors = |o: &Operand| o.is_vector_aligned(dtype.size()) && whole(cols);
+            let beside = space.dims.last().copied().unwrap_or(1);
+            match operands.split_last() {
+                Some((output, inputs))
+                    if whole(beside)
+                        && inputs.iter().all(in_pieces)
+                        && (in_pieces(output) || in_vectors(output)) =>
+                {
+                    Self::Pieces
+                }
+                _ => Self::Columns,
+            }
         } else if operands.iter().any(|o| o.col_stride != 1) {
             Self::Strided
         } else if operands.iter().all(|o| o.is_vector_aligned(dtype.size())) {
@@ -140,6 +164,7 @@ impl Access {
             Self::Packed => "packed",
             Self::Strided => "strided",
             Self::Columns => "columns",
+            Self::Pieces => "pieces",
         }
     }
 }
@@ -168,6 +193,9 @@ pub enum Family {
     /// A block a tile of rows that lie side by side; they stay in registers. Each row has the threads that it has in
     /// [`Family::Warp`] or [`Family::Block`], and their bits.
     CachedTile,
+    /// A block or a cluster of them a tile of rows that lie side by side, in [`Access::Pieces`]; they stay in registers.
+    /// Each row has the bits that it has in [`Family::Warp`] or [`Family::Block`].
+    CachedSquare,
     /// As [`Family::Tile`] where that does not fit: 32 threads a row play its threads in turns, and read it twice.
     TileStream,
     /// A block a chunk of rows one after another, in shared memory. Each row has the threads that it has in
@@ -188,6 +216,7 @@ impl Family {
             Self::Tile => "tile",
             Self::Slab => "slab",
             Self::CachedTile => "cached_tile",
+            Self::CachedSquare => "cached_square",
             Self::TileStream => "tile_stream",
             Self::Chunk => "chunk",
         }
@@ -199,7 +228,7 @@ impl Family {
 pub struct Extent {
     /// All of them.
     pub rows: usize,
-    /// The size of their innermost dim: those that lie side by side in [`Access::Columns`].
+    /// The size of their innermost dim: those that lie side by side in [`Access::Columns`] and [`Access::Pieces`].
     pub beside: usize,
     /// Whether every operand is contiguous as (outer, columns, beside).
     pub slabs: bool,
@@ -278,6 +307,7 @@ impl Kernel {
             | Family::CachedCluster
             | Family::Stream
             | Family::Slab
+            | Family::CachedSquare
             | Family::TileStream => format!("{name}_{}", self.vectors),
             Family::Cluster | Family::Gang | Family::Tile => name,
         }
@@ -298,11 +328,11 @@ pub struct LaunchPlan {
     pub rows_per_block: usize,
     /// Times that a block does so, at most: one unless it is a [`Family::Chunk`].
     pub passes: usize,
-    /// Of a [`Family::Tile`] or [`Family::Slab`], the rows of the innermost dim; tiles do not go on in the next. Else 0.
+    /// Of a [`Family::Tile`], [`Family::CachedSquare`] or [`Family::Slab`], the rows of the innermost dim; tiles do not go on in the next. Else 0.
     pub beside: usize,
-    /// Of a [`Family::Tile`], threads that share what one thread of the contiguous row has.
+    /// Of a [`Family::Tile`] or [`Family::CachedSquare`], threads that share what one thread of the contiguous row has.
     pub runs: usize,
-    /// Of a [`Family::Tile`], whether it stands for [`Family::Block`].
+    /// Of a [`Family::Tile`] or [`Family::CachedSquare`], whether it stands for [`Family::Block`].
     pub of_block: bool,
     /// Blocks of a cluster that share one row, or one tile.
     pub cluster: usize,
@@ -319,7 +349,7 @@ impl LaunchPlan {
     pub fn block(&self) -> usize {
         match self.kernel.family {
             Family::Chunk => CHUNK_THREADS,
-            Family::Tile => self.tile_threads(),
+            Family::Tile | Family::CachedSquare => self.tile_threads(),
             Family::Slab => 256, // a constant of kernels/slab.cu
             _ => self.threads_per_row * self.rows_per_block,
         }
@@ -328,7 +358,7 @@ impl LaunchPlan {
     /// Blocks for `rows` rows, or none if a grid cannot have so many.
     pub fn grid(&self, rows: usize, limits: &DeviceLimits) -> Option<usize> {
         let taken = match self.kernel.family {
-            Family::Tile => (rows / self.beside.max(1))
+            Family::Tile | Family::CachedSquare => (rows / self.beside.max(1))
                 .checked_mul(self.beside.div_ceil(self.rows_per_block))?,
             _ => rows.div_ceil(self.rows_per_block * self.passes_of(rows, limits)),
         };
@@ -349,11 +379,7 @@ impl LaunchPlan {
         match self.kernel.family {
             Family::CachedCluster | Family::Cluster | Family::Gang => self.slice,
             Family::Stream => self.slice / 32,
-            Family::Tile => {
-                let log2_rows = self.rows_per_block.ilog2() as usize;
-                let of_block = usize::from(self.of_block);
-                self.threads_per_row | of_block << 10 | log2_rows << 12 | self.runs << 16
-            }
+            Family::Tile | Family::CachedSquare => self.tile_share(),
             Family::Slab => self.threads_per_row | (self.rows_per_block / self.beside) << 8,
             Family::Chunk => self.rows_per_block * self.passes_of(rows, limits),
             _ => self.threads_per_row * self.turns,

@@ -207,7 +207,8 @@ impl<const N: usize> Call<N> {
         let bases_aligned = operands
             .iter()
             .all(|(pointer, _)| pointer.is_multiple_of(16));
-        match Access::of(&self.space.operands, self.space.cols, self.float) {
+        match Access::of(&self.space, self.float) {
+            Access::Pieces if !bases_aligned => Access::Columns,
             Access::Aligned | Access::Packed if !bases_aligned => Access::Unaligned,
             access => access,
         }

@@ -132,6 +132,7 @@ impl Gpu {
                 | Family::Gang
                 | Family::Stream
                 | Family::Tile
+                | Family::CachedSquare
                 | Family::Slab
         ) {
             let own = function
@@ -168,6 +169,7 @@ impl Gpu {
             Family::Tile => fat_binary::TILE,
             Family::Slab => fat_binary::SLAB,
             Family::CachedTile => fat_binary::CACHED_TILE,
+            Family::CachedSquare => fat_binary::CACHED_SQUARE,
             Family::TileStream => fat_binary::TILE_STREAM,
             Family::Chunk => fat_binary::CHUNK,
         };

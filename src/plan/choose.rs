@@ -1,7 +1,7 @@
 //! Which plan a row gets: the thresholds, with the measurements that set them.
 
 use super::slabs::slab_plan;
-use super::tiles::{cached_tile_plan, tile_plan};
+use super::tiles::{cached_tile_plan, square_plan, tile_plan};
 use super::{Access, DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
 
 /// Threads of a block in the warp family: 4 warps, so that a block's end idles at most 3 of them.
@@ -139,6 +139,11 @@ pub fn plan_of(
         if let Some(slabs) = slabs {
             return slabs;
         }
+    }
+    if access == Access::Pieces {
+        let apart = plan(op, dtype, cols, Access::Strided, limits);
+        return square_plan(&apart, extent, limits)
+            .unwrap_or_else(|| plan_of(op, dtype, cols, extent, Access::Columns, limits));
     }
     if access == Access::Columns {
         let apart = plan(op, dtype, cols, Access::Strided, limits);

@@ -21,7 +21,7 @@ pub(super) fn slab_plan(
     let dtype = apart.kernel.dtype;
     let wide = extent.beside.checked_mul(dtype.size())?;
     let slab = wide.checked_mul(cols)?;
-    if !extent.slabs || slab > SLAB || wide >= SECTOR && wide.is_multiple_of(16) {
+    if !extent.slabs || slab == 0 || slab > SLAB || wide >= SECTOR && wide.is_multiple_of(16) {
         return None;
     }
     // So many that every chunk begins on 16 bytes.

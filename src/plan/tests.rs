@@ -30,12 +30,13 @@ const TYPES: [FloatType; 4] = [
     FloatType::F32,
     FloatType::F64,
 ];
-const ACCESSES: [Access; 5] = [
+const ACCESSES: [Access; 6] = [
     Access::Aligned,
     Access::Unaligned,
     Access::Packed,
     Access::Strided,
     Access::Columns,
+    Access::Pieces,
 ];
 
 fn lengths() -> impl Iterator<Item = usize> {
@@ -79,6 +80,15 @@ fn rows_fit_where_they_are_kept() {
                 assert!(p.shared_bytes >= pieces * 16, "{cols} {p:?}");
                 assert!(vectors <= p.threads_per_row * 8, "{cols} {p:?}");
                 assert!(p.runs <= len.min(vectors.max(1).div_ceil(p.threads_per_row)));
+            }
+            Family::CachedSquare => {
+                let of_thread = p.runs * p.kernel.vectors;
+                assert!(vectors <= p.threads_per_row * of_thread, "{cols} {p:?}");
+                // A sum of each turn, row and lane.
+                let turns = vectors.max(1).div_ceil(p.threads_per_row);
+                let own = p.threads_per_row.div_ceil(32).div_ceil(p.cluster);
+                let sums = turns * own * p.rows_per_block * p.threads_per_row.min(32);
+                assert!(p.shared_bytes >= sums * p.kernel.dtype.size().max(4));
             }
             // None: those are slabs of an extent.
             Family::Slab => unreachable!("{cols} {p:?}"),
@@ -138,7 +148,7 @@ fn rows_fit_where_they_are_kept() {
         }
         // The driver's; and what there is of static memory in kernels, if there is.
         let reserved = match p.kernel.family {
-            Family::Tile => 1024,
+            Family::Tile | Family::CachedSquare => 1024,
             _ => 2048,
         };
         assert!(
@@ -176,11 +186,19 @@ fn blocks_are_whole_warps_within_the_limit() {
                     }
                 }
             }
-            Family::Tile => {
-                assert!(p.block() <= 512, "{cols} {p:?}");
+            Family::Tile | Family::CachedSquare => {
+                let most = match (p.kernel.family, p.kernel.op, p.kernel.dtype.size()) {
+                    (Family::CachedSquare, RowOp::Softmax, 2) => 384,
+                    _ => 512, // backward squares 256
+                };
+                assert!(p.block() <= most, "{cols} {p:?}");
                 assert!(p.rows_per_block.is_power_of_two() && p.rows_per_block <= 512);
                 assert!(p.rows_per_block >= p.kernel.dtype.vector_len());
-                assert!(p.runs.is_power_of_two() && p.cluster.is_power_of_two());
+                assert!(p.cluster.is_power_of_two());
+                // Threads of a row that is less than a warp have a row each to merge, all of them or none.
+                assert!(p.runs.is_power_of_two() || p.threads_per_row >= 32);
+                let units = p.block() / p.threads_per_row.min(32);
+                assert!(p.threads_per_row >= 32 || p.rows_per_block.is_multiple_of(units));
             }
             Family::TileStream => {
                 assert_eq!((p.threads_per_row, p.rows_per_block), (32, 16));
@@ -207,7 +225,7 @@ fn clusters_are_of_blocks_that_a_device_has() {
             );
         }
         // Of the shares of its rows, each block has one at least, or the most that any has of them.
-        Family::Tile => {
+        Family::Tile | Family::CachedSquare => {
             assert!(p.cluster <= p.threads_per_row.div_ceil(32).min(device.max_cluster))
         }
         _ => assert_eq!(p.cluster, 1),
@@ -292,21 +310,25 @@ fn access_does_not_move_columns_between_threads() {
                     for p in &plans {
                         let owner = |p: &LaunchPlan| {
                             // Blocks of a tile's cluster have shares of a row that keep their threads.
-                            let of_tile = p.kernel.family == Family::Tile;
+                            let of_tile =
+                                matches!(p.kernel.family, Family::Tile | Family::CachedSquare);
                             let cluster = if of_tile { 1 } else { p.cluster };
                             let threads = p.threads_per_row * p.turns;
                             (threads, cluster, p.gang, p.slice)
                         };
                         assert_eq!(owner(p), owner(&plans[0]), "{cols} {p:?}");
-                        if p.kernel.family == Family::Tile {
+                        if matches!(p.kernel.family, Family::Tile | Family::CachedSquare) {
                             assert_eq!(p.share(1, device) & 1023, plans[0].share(1, device));
                         }
                         // Tiles and chunks stand for the families that keep a row in registers alone.
                         let family = match p.kernel.family {
                             Family::Chunk => Family::Warp,
-                            Family::Tile if !p.of_block => Family::Warp,
+                            Family::Tile | Family::CachedSquare if !p.of_block => Family::Warp,
                             Family::CachedTile if p.kernel.lanes > 0 => Family::Warp,
-                            Family::CachedTile | Family::Tile | Family::TileStream => Family::Block,
+                            Family::CachedTile
+                            | Family::CachedSquare
+                            | Family::Tile
+                            | Family::TileStream => Family::Block,
                             // In registers or in shared memory.
                             Family::CachedCluster => Family::Cluster,
                             family => family,
@@ -332,6 +354,12 @@ fn registers_stay_within_budget() {
             }
             (Family::CachedCluster, _) => {
                 assert!(2 * vectors * 16 <= 64 * 4, "{cols} {p:?}");
+                return;
+            }
+            // Squares as loaded, of as many columns as rows.
+            (Family::CachedSquare, op) => {
+                let square = p.kernel.dtype.vector_len() * 16;
+                assert!(op.inputs() * vectors * square <= 64 * 4, "{cols} {p:?}");
                 return;
             }
             // As loaded, and one row after another computed: the gate knows the rest.
@@ -363,6 +391,7 @@ fn few_kernels() {
             "stream",
             "tile",
             "cached_tile",
+            "cached_square",
             "chunk",
         ] {
             let count = (names.iter())
@@ -412,6 +441,13 @@ fn table_of_plans() {
         (F32, 4096, Columns, "cached_tile_softmax_f32_columns_0x8", 128, 8, 1, 1024),
         (F32, 8192, Columns, "tile_softmax_f32_columns", 512, 8, 8, 2048),
         (F32, 8193, Columns, "cluster_softmax_f32_strided", 256, 1, 2, 1056),
+        (F32, 7, Pieces, "cached_square_softmax_f32_pieces_2", 2, 256, 1, 2),
+        (F32, 1000, Pieces, "cached_square_softmax_f32_pieces_2", 32, 16, 1, 250),
+        (F32, 8192, Pieces, "cached_square_softmax_f32_pieces_2", 512, 16, 8, 2048),
+        (F32, 8193, Pieces, "cluster_softmax_f32_strided", 256, 1, 2, 1056),
+        (BF16, 7, Pieces, "cached_tile_softmax_bf16_columns_1x1", 1, 128, 1, 1),
+        (BF16, 1000, Pieces, "cached_square_softmax_bf16_pieces_1", 32, 16, 1, 125),
+        (BF16, 8192, Pieces, "cached_square_softmax_bf16_pieces_1", 256, 16, 8, 1024),
         (BF16, 1000, Columns, "cached_tile_softmax_bf16_columns_32x4", 32, 16, 1, 125),
         (BF16, 2048, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 256),
         (BF16, 4096, Columns, "tile_softmax_bf16_columns", 128, 32, 4, 512),
@@ -487,9 +523,15 @@ fn share_is_of_threads_or_of_a_slice() {
     // 16 turns of 32 threads.
     let turns = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &T4);
     assert_eq!((turns.turns, turns.share(1, &T4)), (16, 512));
-    // 512 threads of the block family, 8 rows, one run.
+    // 512 threads of the block family with 4 vectors each; 8 rows, one run; 32 lanes, 2 shares a block.
     let tile = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Columns, &H200);
-    assert_eq!(tile.share(1, &H200), 512 | 1 << 10 | 3 << 12 | 1 << 16);
+    let contiguous = 512 | 1 << 10 | 4 << 28;
+    let bits = contiguous | 3 << 12 | 1 << 16 | 5 << 20 | 2 << 23;
+    assert_eq!(tile.share(1, &H200), bits);
+    // The same in squares: 16 rows, two runs.
+    let tile = plan(RowOp::Softmax, FloatType::F32, 8192, Access::Pieces, &H200);
+    let bits = contiguous | 4 << 12 | 2 << 16 | 5 << 20 | 2 << 23;
+    assert_eq!(tile.share(1, &H200), bits);
     // 16 slices of 2048 vectors.
     let long = softmax(131_072);
     assert_eq!((long.cluster, long.share(1000, &H200)), (16, 2048));
@@ -531,16 +573,18 @@ fn grids_cover_every_row_or_are_none() {
 
 #[test]
 fn tiles_fill_the_card() {
-    let tile = |dtype, cols, outer: usize, beside: usize| {
+    let tile_of = |access, dtype, cols, outer: usize, beside: usize| {
         let extent = Extent {
             rows: outer * beside,
             beside,
             slabs: false,
         };
-        let p = plan_of(RowOp::Softmax, dtype, cols, extent, Access::Columns, &H200);
+        let p = plan_of(RowOp::Softmax, dtype, cols, extent, access, &H200);
         let blocks = p.grid(extent.rows, &H200);
         (p.rows_per_block, p.cluster, p.runs, p.block(), blocks)
     };
+    let tile = |dtype, cols, outer, beside| tile_of(Access::Columns, dtype, cols, outer, beside);
+    let squares = |dtype, cols, outer, beside| tile_of(Access::Pieces, dtype, cols, outer, beside);
     // Rows, blocks that share them, runs; threads of a block, blocks.
     let (f32, bf16) = (FloatType::F32, FloatType::BF16);
     assert_eq!(tile(f32, 1000, 64, 256), (16, 1, 1, 512, Some(1024)));
@@ -549,6 +593,12 @@ fn tiles_fill_the_card() {
     assert_eq!(tile(bf16, 4096, 8, 64), (16, 4, 4, 256, Some(128)));
     assert_eq!(tile(f32, 8192, 1, 4096), (8, 8, 1, 128, Some(4096)));
     assert_eq!(tile(bf16, 8192, 1, 4096), (32, 8, 1, 128, Some(1024)));
+    assert_eq!(squares(f32, 1000, 64, 256), (16, 1, 4, 512, Some(1024)));
+    assert_eq!(squares(bf16, 1000, 64, 256), (16, 1, 4, 256, Some(1024)));
+    assert_eq!(squares(f32, 4096, 8, 64), (16, 4, 4, 512, Some(128)));
+    assert_eq!(squares(bf16, 4096, 8, 64), (16, 4, 4, 256, Some(128)));
+    assert_eq!(squares(f32, 8192, 1, 4096), (16, 8, 2, 512, Some(2048)));
+    assert_eq!(squares(bf16, 8192, 1, 4096), (16, 8, 4, 256, Some(2048)));
     // Few rows beside each other: fewer in a tile; those in registers go over several outer ones.
     assert_eq!(tile(f32, 8192, 9, 7).0, 8);
     let mut few = Extent {
@@ -610,15 +660,18 @@ fn columns_are_for_rows_side_by_side() {
         let x = Layout::new(Shape::from(dims), strides.to_vec(), 0);
         let y = Layout::contiguous(dims);
         let space = RowSpace::new("op", [&x, &y], 1).expect("a row space");
-        Access::of(&space.operands, space.cols, FloatType::F32)
+        Access::of(&space, FloatType::F32)
     };
-    assert_eq!(
-        access(&[64, 1000, 256], &[256_000, 256, 1]),
-        Access::Columns
-    );
+    assert_eq!(access(&[64, 1000, 256], &[256_000, 256, 1]), Access::Pieces);
     assert_eq!(access(&[9, 7, 7], &[49, 7, 1]), Access::Columns);
-    // A transposed matrix, though its result is contiguous.
-    assert_eq!(access(&[4096, 8192], &[1, 4096]), Access::Columns);
+    // A transposed matrix, though its result is contiguous; with rows that end inside of a vector.
+    assert_eq!(access(&[4096, 8192], &[1, 4096]), Access::Pieces);
+    assert_eq!(access(&[4096, 8191], &[1, 4096]), Access::Columns);
+    // Parts of slabs: rows that begin on 16 bytes everywhere, or not.
+    assert_eq!(access(&[9, 7, 8], &[84, 12, 1]), Access::Pieces);
+    assert_eq!(access(&[9, 7, 8], &[70, 10, 1]), Access::Columns);
+    assert_eq!(access(&[9, 7, 8], &[85, 12, 1]), Access::Columns);
+    assert_eq!(access(&[9, 7, 6], &[84, 12, 1]), Access::Columns);
     assert_eq!(access(&[8192, 4096], &[4096, 1]), Access::Aligned);
     // Few rows between columns; rows apart; every other column; one row; a window, its rows and columns alike.
     assert_eq!(access(&[9, 7, 3], &[21, 3, 1]), Access::Strided);
@@ -636,7 +689,7 @@ fn packed_rows_have_nothing_between_them() {
         let x = Layout::new(Shape::from((9, 5)), vec![stride, 1], offset);
         let y = Layout::contiguous((9, 5));
         let space = RowSpace::new("op", [&x, &y], 1).expect("a row space");
-        Access::of(&space.operands, space.cols, dtype)
+        Access::of(&space, dtype)
     };
     assert_eq!(access(5, 0, FloatType::F32), Access::Packed);
     assert_eq!(access(5, 4, FloatType::F32), Access::Packed);
@@ -657,5 +710,29 @@ fn only_real_floats_have_a_type() {
     }
     for dtype in [DType::U8, DType::U32, DType::I64, DType::F8E4M3, DType::F4] {
         assert_eq!(FloatType::from_dtype(dtype), None);
+    }
+}
+
+/// No columns, or no rows: operators launch nothing, but a plan is no panic.
+#[test]
+fn empty_extents_have_plans() {
+    use crate::rows::RowSpace;
+    use candle_core::Layout;
+    for (shape, dim) in [
+        (&[4, 3, 0][..], 1),
+        (&[3, 0], 0),
+        (&[64, 0], 0),
+        (&[2, 3, 0, 5], 1),
+        (&[2, 0, 8], 1),
+    ] {
+        let at = Layout::contiguous(shape);
+        let space = RowSpace::new("op", [&at, &at], dim).expect("a row space");
+        for dtype in TYPES {
+            for access in ACCESSES {
+                let extent = Extent::of(&space);
+                let p = plan_of(RowOp::Softmax, dtype, space.cols, extent, access, &H200);
+                assert!(p.block() > 0, "{shape:?} {p:?}");
+            }
+        }
     }
 }

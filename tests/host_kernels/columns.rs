@@ -55,7 +55,7 @@ struct Seen(BTreeSet<PlanShape>);
 
 impl Seen {
     fn add(&mut self, plan: &LaunchPlan) {
-        if plan.kernel.access == Access::Columns {
+        if matches!(plan.kernel.access, Access::Columns | Access::Pieces) {
             let family = plan.kernel.family.name();
             (self.0).insert((family, plan.cluster, plan.runs, plan.rows_per_block));
         }
@@ -65,6 +65,12 @@ impl Seen {
             |what: &dyn Fn(&PlanShape) -> bool| assert!(self.0.iter().any(what), "{:?}", self.0);
         has(&|s| s.0 == "tile_stream");
         has(&|s| s.0 == "slab");
+        for parts in [1, 4, 8] {
+            has(&|s| s.0 == "cached_square" && s.1 == parts);
+        }
+        for runs in [1, 2, 4] {
+            has(&|s| s.0 == "cached_square" && s.2 == runs);
+        }
         for runs in [1, 2, 4] {
             has(&|s| s.0 == "tile" && s.2 == runs);
         }
@@ -82,10 +88,11 @@ fn layouts(outer: usize, cols: usize, inner: usize) -> Vec<(&'static str, Layout
     let at = |strides: [usize; 3], offset| {
         Layout::new(Shape::from((outer, cols, inner)), strides.to_vec(), offset)
     };
-    let wide = inner + 5;
+    let (wide, even) = (inner + 5, inner + 8);
     vec![
         ("contiguous", at([cols * inner, inner, 1], 0)),
         ("a part of each", at([cols * wide + 3, wide, 1], 2)),
+        ("a part of each, even", at([cols * even + 16, even, 1], 8)),
         ("backwards dims", at([inner, outer * inner, 1], 1)),
     ]
 }
@@ -147,7 +154,13 @@ fn as_rows(t: &Tensor) -> Result<Tensor> {
 /// Few rows or many beside each other, tiles that end inside of the inner dim or go over several outer ones.
 fn shapes(cols: usize) -> Vec<(usize, usize, usize)> {
     match cols {
-        0..=40 => vec![(3, cols, 7), (40, cols, 4), (2, cols, 130), (3, cols, 64)],
+        0..=40 => vec![
+            (3, cols, 7),
+            (40, cols, 4),
+            (2, cols, 130),
+            (3, cols, 64),
+            (1, cols, 520),
+        ],
         41..=600 => vec![(3, cols, 7), (1, cols, 33), (2, cols, 48)],
         _ => vec![(2, cols, 9), (1, cols, 24)],
     }
@@ -215,7 +228,7 @@ fn softmax_of_columns_has_the_bits_of_rows() -> Result<()> {
 fn softmax_of_a_transposed_matrix() -> Result<()> {
     for (device, dtype) in devices() {
         for cols in cols_of(device) {
-            for (rows, wide) in [(19, 19), (19, 32)] {
+            for (rows, wide, offset) in [(19, 19, 3), (19, 32, 3), (24, 32, 8)] {
                 let x = Values::new((1, cols, rows), dtype, kinds(cols, dtype))?;
                 let what = format!("{rows} of {cols}, {wide} apart, {dtype:?}");
                 let at = x.contiguous();
@@ -226,7 +239,7 @@ fn softmax_of_a_transposed_matrix() -> Result<()> {
                 else {
                     return Ok(());
                 };
-                let at = Layout::new(Shape::from((rows, cols)), vec![1, wide], 3);
+                let at = Layout::new(Shape::from((rows, cols)), vec![1, wide], offset);
                 let source = storage(&x.rows, &at, dtype)?;
                 let input = [(&source, &at)];
                 let Some((y, plan)) =
@@ -266,7 +279,7 @@ fn gradient_of_columns_has_the_bits_of_rows() -> Result<()> {
             assert_gradient(&want, &y.rows, &g.rows, cols, &what)?;
             let layouts = layouts(outer, cols, inner);
             // Each with another layout of g; and both contiguous.
-            for (i, j) in [(0, 1), (1, 2), (2, 0), (0, 0)] {
+            for (i, j) in [(0, 1), (1, 3), (2, 0), (0, 2), (3, 0), (0, 0)] {
                 let ((name, y_at), (_, g_at)) = (&layouts[i], &layouts[j]);
                 let what = format!("{name}, {what}");
                 let columns = [

@@ -47,6 +47,7 @@ inline float reciprocal(float x);
 inline float largest(float a, float b) { return fmaxf(a, b); }
 inline float smallest(float a, float b) { return fminf(a, b); }
 inline int smallest(int a, int b) { return a < b ? a : b; }
+inline int largest(int a, int b) { return a > b ? a : b; }
 inline i64 smallest(i64 a, i64 b) { return a < b ? a : b; }
 inline i64 largest(i64 a, i64 b) { return a > b ? a : b; }
 inline double add(double a, double b) { return a + b; }
@@ -111,6 +112,8 @@ template <bool STREAMED> void store_words(void *p, const Words &x) {
   memcpy(p, &x, 16);
 }
 
+template <bool STREAMED> void store_whole(void *p, const Words &x) { store_words<STREAMED>(p, x); }
+
 inline Words *shared_memory() { return (Words *)host::block->shared_memory.data(); }
 
 // Copies to and from shared memory take effect at once.
@@ -146,6 +149,22 @@ template <class C> void send(Pair<C> *to, u64 *inbox, int rank, Pair<C> x) {
   host::require(*there >= sizeof x, "a message to an inbox that waits for none");
   *there -= sizeof x;
   ++host::events;
+}
+
+typedef int Key;
+typedef long long WideKey;
+inline Key key_of(float x) {
+  int b = bits_as<int>(x);
+  return b ^ (b >> 31 & 0x7fffffff);
+}
+inline float key_value(Key k) { return bits_as<float>(k ^ (k >> 31 & 0x7fffffff)); }
+inline WideKey key_of(double x) {
+  i64 b = bits_as<i64>(x);
+  return b ^ (b >> 63 & 0x7fffffffffffffffll);
+}
+inline double key_value(WideKey k) { return bits_as<double>(k ^ (k >> 63 & 0x7fffffffffffffffll)); }
+template <class K> void raise(K *at, K k) {
+  if (*at < k) *at = k;
 }
 
 // Gangs: blocks take turns, so that a plain access is whole.

@@ -154,7 +154,7 @@ fn run<const N: usize>(
 ) -> Result<LaunchPlan> {
     let float = FloatType::from_dtype(dtype).expect("a float");
     let space = RowSpace::new("host", layouts, 1)?;
-    let access = Access::of(&space.operands, space.cols, float);
+    let access = Access::of(&space, float);
     let extent = Extent::of(&space);
     let plan = plan_of(op, float, space.cols, extent, access, limits);
     let rows = Rows {
