@@ -1,7 +1,7 @@
 //! What one thread does: some rows, each through the row core.
 
-use super::row::{most_short, At, RowOp};
-use super::simd::{uninit, Filled, Kernel, Vectors};
+use super::row::{most_short, surely_short, At, RowOp};
+use super::simd::{uninit, Filled, Kernel, Simd, Vectors};
 use super::Element;
 use crate::rows::{Operand, RowSpace};
 use rayon::prelude::*;
@@ -82,7 +82,7 @@ impl<T: Element, const N: usize> Scratch<T, N> {
             }
         }
         let keeps =
-            O::KEEPS && cols > most_short::<T::Compute>() && T::as_compute(&mut []).is_err();
+            O::KEEPS && cols > surely_short::<T::Compute>() && T::as_compute(&mut []).is_err();
         let kept = uninit(if keeps { cols } else { 0 })?;
         Ok(Self { gathered, kept })
     }
@@ -157,7 +157,7 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Kernel<T> for Rows<'_, 'y, O, 
     #[inline(always)]
     fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
         let cols = self.source.space.cols;
-        match cols <= most_short::<T::Compute>() {
+        match cols <= most_short(<S as Simd<T::Compute>>::N) {
             true => match self.source.contiguous(self.first, self.room.len()) {
                 Some(x) => self.op.short(s, x, cols, self.room),
                 None => self.each_row(

@@ -68,6 +68,50 @@ pub unsafe fn largest_pd(v: __m256d) -> f64 {
 // SAFETY, here and below: an `Avx2` exists only in `compiled`, where the processor has the instructions. Each load and
 // store first checks, in safe code, that the slice has the elements it touches.
 
+/// Of 8 vectors; see `fold_each`.
+macro_rules! fold_ps {
+    ($v:expr, $op:ident) => {
+        fold_each!(
+            $v,
+            8,
+            $op,
+            |i| i % 4 * 2 + i / 4,
+            (
+                |a, b| _mm256_permute2f128_ps::<0x20>(a, b),
+                |a, b| _mm256_permute2f128_ps::<0x31>(a, b)
+            ),
+            (
+                |a, b| _mm256_shuffle_ps::<0x44>(a, b),
+                |a, b| _mm256_shuffle_ps::<0xee>(a, b)
+            ),
+            (
+                |a, b| _mm256_shuffle_ps::<0x88>(a, b),
+                |a, b| _mm256_shuffle_ps::<0xdd>(a, b)
+            )
+        )
+    };
+}
+
+/// Of 4 vectors.
+macro_rules! fold_pd {
+    ($v:expr, $op:ident) => {
+        fold_each!(
+            $v,
+            4,
+            $op,
+            |i| i % 2 * 2 + i / 2,
+            (
+                |a, b| _mm256_permute2f128_pd::<0x20>(a, b),
+                |a, b| _mm256_permute2f128_pd::<0x31>(a, b)
+            ),
+            (
+                |a, b| _mm256_unpacklo_pd(a, b),
+                |a, b| _mm256_unpackhi_pd(a, b)
+            )
+        )
+    };
+}
+
 impl Simd<f32> for Avx2 {
     /// The first and the second half.
     type Powers = [__m256i; 2];
@@ -110,8 +154,20 @@ impl Simd<f32> for Avx2 {
         unsafe { largest_ps(v) }
     }
     #[inline(always)]
-    fn sum(self, [a, b, c, d]: [__m256; 4]) -> f32 {
-        unsafe { sum_ps(_mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d))) }
+    fn sum(self, parts: [__m256; 4]) -> f32 {
+        unsafe { sum_ps(Simd::<f32>::join(self, parts)) }
+    }
+    #[inline(always)]
+    fn largest_each(self, v: &[__m256]) -> __m256 {
+        unsafe { fold_ps!(v, _mm256_max_ps) }
+    }
+    #[inline(always)]
+    fn join(self, [a, b, c, d]: [__m256; 4]) -> __m256 {
+        unsafe { _mm256_add_ps(_mm256_add_ps(a, c), _mm256_add_ps(b, d)) }
+    }
+    #[inline(always)]
+    fn sum_each(self, v: &[__m256]) -> __m256 {
+        unsafe { fold_ps!(v, _mm256_add_ps) }
     }
 }
 
@@ -145,8 +201,20 @@ impl Simd<f64> for Avx2 {
         unsafe { largest_pd(v) }
     }
     #[inline(always)]
-    fn sum(self, [a, b, c, d]: [__m256d; 4]) -> f64 {
-        unsafe { sum_pd(_mm256_add_pd(_mm256_add_pd(a, c), _mm256_add_pd(b, d))) }
+    fn sum(self, parts: [__m256d; 4]) -> f64 {
+        unsafe { sum_pd(Simd::<f64>::join(self, parts)) }
+    }
+    #[inline(always)]
+    fn largest_each(self, v: &[__m256d]) -> __m256d {
+        unsafe { fold_pd!(v, _mm256_max_pd) }
+    }
+    #[inline(always)]
+    fn join(self, [a, b, c, d]: [__m256d; 4]) -> __m256d {
+        unsafe { _mm256_add_pd(_mm256_add_pd(a, c), _mm256_add_pd(b, d)) }
+    }
+    #[inline(always)]
+    fn sum_each(self, v: &[__m256d]) -> __m256d {
+        unsafe { fold_pd!(v, _mm256_add_pd) }
     }
 }
 

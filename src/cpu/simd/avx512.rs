@@ -41,6 +41,58 @@ where
 // SAFETY, here and below: an `Avx512` exists only in `compiled`, where the processor has the instructions. Each load and
 // store first checks, in safe code, that the slice has the elements it touches.
 
+/// Of 16 vectors; see `fold_each`.
+macro_rules! fold_ps {
+    ($v:expr, $op:ident) => {
+        fold_each!(
+            $v,
+            16,
+            $op,
+            |i| i % 4 * 4 + i / 4,
+            (
+                |a, b| _mm512_shuffle_f32x4::<0x44>(a, b),
+                |a, b| _mm512_shuffle_f32x4::<0xee>(a, b)
+            ),
+            (
+                |a, b| _mm512_shuffle_f32x4::<0x88>(a, b),
+                |a, b| _mm512_shuffle_f32x4::<0xdd>(a, b)
+            ),
+            (
+                |a, b| _mm512_shuffle_ps::<0x44>(a, b),
+                |a, b| _mm512_shuffle_ps::<0xee>(a, b)
+            ),
+            (
+                |a, b| _mm512_shuffle_ps::<0x88>(a, b),
+                |a, b| _mm512_shuffle_ps::<0xdd>(a, b)
+            )
+        )
+    };
+}
+
+/// Of 8 vectors.
+macro_rules! fold_pd {
+    ($v:expr, $op:ident) => {
+        fold_each!(
+            $v,
+            8,
+            $op,
+            |i| i % 2 * 4 + i / 2,
+            (
+                |a, b| _mm512_shuffle_f64x2::<0x44>(a, b),
+                |a, b| _mm512_shuffle_f64x2::<0xee>(a, b)
+            ),
+            (
+                |a, b| _mm512_shuffle_f64x2::<0x88>(a, b),
+                |a, b| _mm512_shuffle_f64x2::<0xdd>(a, b)
+            ),
+            (
+                |a, b| _mm512_unpacklo_pd(a, b),
+                |a, b| _mm512_unpackhi_pd(a, b)
+            )
+        )
+    };
+}
+
 impl Simd<f32> for Avx512 {
     type Powers = __m512i;
     arithmetic! {__m512, 16,
@@ -77,12 +129,24 @@ impl Simd<f32> for Avx512 {
         }
     }
     #[inline(always)]
-    fn sum(self, [a, b, ..]: [__m512; 4]) -> f32 {
+    fn sum(self, parts: [__m512; 4]) -> f32 {
         unsafe {
-            let v = _mm512_add_ps(a, b);
+            let v = Simd::<f32>::join(self, parts);
             let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
             super::avx2::sum_ps(v)
         }
+    }
+    #[inline(always)]
+    fn largest_each(self, v: &[__m512]) -> __m512 {
+        unsafe { fold_ps!(v, _mm512_max_ps) }
+    }
+    #[inline(always)]
+    fn join(self, [a, b, ..]: [__m512; 4]) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sum_each(self, v: &[__m512]) -> __m512 {
+        unsafe { fold_ps!(v, _mm512_add_ps) }
     }
 }
 
@@ -119,12 +183,24 @@ impl Simd<f64> for Avx512 {
         }
     }
     #[inline(always)]
-    fn sum(self, [a, b, ..]: [__m512d; 4]) -> f64 {
+    fn sum(self, parts: [__m512d; 4]) -> f64 {
         unsafe {
-            let v = _mm512_add_pd(a, b);
+            let v = Simd::<f64>::join(self, parts);
             let v = _mm256_add_pd(_mm512_castpd512_pd256(v), _mm512_extractf64x4_pd::<1>(v));
             super::avx2::sum_pd(v)
         }
+    }
+    #[inline(always)]
+    fn largest_each(self, v: &[__m512d]) -> __m512d {
+        unsafe { fold_pd!(v, _mm512_max_pd) }
+    }
+    #[inline(always)]
+    fn join(self, [a, b, ..]: [__m512d; 4]) -> __m512d {
+        unsafe { _mm512_add_pd(a, b) }
+    }
+    #[inline(always)]
+    fn sum_each(self, v: &[__m512d]) -> __m512d {
+        unsafe { fold_pd!(v, _mm512_add_pd) }
     }
 }
 

@@ -59,6 +59,13 @@ pub trait Simd<C: Real>: Copy + Send + Sync {
     fn largest(self, v: Self::V) -> C;
     /// The sum of SUM_LANES accumulators, by halves; those past SUM_LANES / N are not looked at.
     fn sum(self, parts: [Self::V; 4]) -> C;
+
+    /// `largest` of each of `N` vectors, in their order: a third of the instructions.
+    fn largest_each(self, v: &[Self::V]) -> Self::V;
+    /// The first steps of `sum`, down to a vector.
+    fn join(self, parts: [Self::V; 4]) -> Self::V;
+    /// The rest of them for each of `N` vectors, in their order.
+    fn sum_each(self, v: &[Self::V]) -> Self::V;
 }
 
 /// Loads and stores of elements, converted once each way.

@@ -54,8 +54,7 @@ macro_rules! simd {
             }
             #[inline(always)]
             fn sum(self, parts: [Self::V; 4]) -> $real {
-                let [a, b, c, d] = parts;
-                let mut v: [$real; $n] = std::array::from_fn(|i| (a[i] + c[i]) + (b[i] + d[i]));
+                let mut v: [$real; $n] = Simd::<$real>::join(self, parts);
                 let mut half = $n / 2;
                 while half > 0 {
                     for i in 0..half {
@@ -64,6 +63,19 @@ macro_rules! simd {
                     half /= 2;
                 }
                 v[0]
+            }
+            #[inline(always)]
+            fn largest_each(self, v: &[Self::V]) -> Self::V {
+                std::array::from_fn(|i| Simd::<$real>::largest(self, v[i]))
+            }
+            #[inline(always)]
+            fn join(self, [a, b, c, d]: [Self::V; 4]) -> Self::V {
+                std::array::from_fn(|i| (a[i] + c[i]) + (b[i] + d[i]))
+            }
+            #[inline(always)]
+            fn sum_each(self, v: &[Self::V]) -> Self::V {
+                let zero = [0.0; $n];
+                std::array::from_fn(|i| Simd::<$real>::sum(self, [v[i], zero, zero, zero]))
             }
         }
     };

@@ -1,5 +1,28 @@
 //! What AVX2 and AVX-512 share, but for the names of their instructions.
 
+/// N vectors to one, lane i of which is the fold of all lanes of `$v[i]` by halves: each step takes pairs of vectors, and of
+/// both the lower halves of what is left, `$lower(a, b)`, and the upper ones, `$upper(a, b)`. They come out in the order of
+/// `$index`: lane i is of the vector that is put in at `$index(i)`.
+macro_rules! fold_each {
+    ($v:expr, $n:literal, $op:ident, $index:expr, $(($lower:expr, $upper:expr)),+) => {{
+        let index: fn(usize) -> usize = $index;
+        let mut v: [_; $n] = std::array::from_fn(|i| $v[i]);
+        for i in 0..$n {
+            v[index(i)] = $v[i];
+        }
+        let mut left = $n;
+        $(
+            left /= 2;
+            for i in 0..left {
+                let (a, b) = (v[2 * i], v[2 * i + 1]);
+                v[i] = $op($lower(a, b), $upper(a, b));
+            }
+        )+
+        debug_assert!(left == 1);
+        v[0]
+    }};
+}
+
 /// The functions of `Simd` that are one intrinsic each.
 macro_rules! arithmetic {
     ($v:ident, $n:literal, $($name:ident($($arg:ident),+) = $intrinsic:ident($($given:ident),+);)+) => {
