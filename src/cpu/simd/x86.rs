@@ -1,12 +1,12 @@
 //! What AVX2 and AVX-512 share, but for the names of their instructions.
 
 /// N vectors to one, lane i of which is the fold of all lanes of `$v[i]` by halves: each step takes pairs of vectors, and of
-/// both the lower halves of what is left, `$lower(a, b)`, and the upper ones, `$upper(a, b)`. They come out in the order of
-/// `$index`: lane i is of the vector that is put in at `$index(i)`.
+/// both the lower halves of what is left, `$lower(a, b)`, and the upper ones, `$upper(a, b)`. `$index(i)`: where vector i is
+/// put in, to come out in lane i.
 macro_rules! fold_each {
     ($v:expr, $n:literal, $op:ident, $index:expr, $(($lower:expr, $upper:expr)),+) => {{
         let index: fn(usize) -> usize = $index;
-        let mut v: [_; $n] = std::array::from_fn(|i| $v[i]);
+        let mut v = [$v[0]; $n];
         for i in 0..$n {
             v[index(i)] = $v[i];
         }
