@@ -88,7 +88,7 @@ template <class D> struct CachedSoftmax {
   // for one factor, its negative; `any_small` becomes true then.
   static __device__ __forceinline__ C factor(C weight, u32 &any_small) {
     constexpr C UNIT = C(1) / Reference<D>::TOP;
-    if (UNIT == C(1) || !(weight < SMALL)) return mul(weight, UNIT);
+    if (UNIT == C(1) || !(weight < SMALL) || weight == C(0)) return mul(weight, UNIT); // 0 has no negative: -0 would be seen
     any_small = 1;
     return -weight;
   }
