@@ -37,6 +37,7 @@ template <class D, bool SHIFT> __device__ __forceinline__ typename D::Compute ex
 template <class D> struct CachedSoftmax {
   typedef typename D::Compute C;
   static constexpr C SMALL = C(1.0e-11); // 2^-36: over TOP still far from the smallest normal
+  static constexpr C UNIT = C(1) / Reference<D>::TOP;
 
   template <int N, class Row, class Merge>
   static __device__ __forceinline__ void row(const Row &x, const Row &y, int thread, int threads, Merge &merge) {
@@ -57,7 +58,6 @@ template <class D> struct CachedSoftmax {
   // out = e * weight / TOP.
   template <int N, int LEN> static __device__ __forceinline__ void scaled(Words (&out)[N], C (&e)[N][LEN], C weight) {
     // A share far below the row's maximum: exponential and weight may each fit where weight / TOP does not.
-    constexpr C UNIT = C(1) / Reference<D>::TOP;
     if (UNIT < C(1) && weight < SMALL) {
       scale_all(e, UNIT);
     } else {
@@ -87,13 +87,12 @@ template <class D> struct CachedSoftmax {
   // For results made elsewhere than scaled(): of a weight, what exponentials are multiplied by, or, where that is too small
   // for one factor, its negative; `any_small` becomes true then.
   static __device__ __forceinline__ C factor(C weight, u32 &any_small) {
-    constexpr C UNIT = C(1) / Reference<D>::TOP;
     if (UNIT == C(1) || !(weight < SMALL) || weight == C(0)) return mul(weight, UNIT); // 0 has no negative: -0 would be seen
     any_small = 1;
     return -weight;
   }
   static __device__ __forceinline__ C scaled_by(C e, C factor) {
-    return factor < C(0) ? mul(mul(e, C(1) / Reference<D>::TOP), -factor) : mul(e, factor);
+    return factor < C(0) ? mul(mul(e, UNIT), -factor) : mul(e, factor);
   }
 
 private:

@@ -96,10 +96,10 @@ template <class D, int N> struct SquareSoftmax {
       else
         results(squares, merge, y(), shape, kept, once);
     } else if (small) {
-      auto again = [&](const Words &x, int j, int c) { return element_exp(x, c, Reference<D>(key_value(own_maxima[j]), OfSmall())); };
+      auto again = [&](const Words &x, int j, int c) { return exponential<D, true>(x, c, Reference<D>(key_value(own_maxima[j]), OfSmall())); };
       results(squares, merge, y(), shape, again, once);
     } else {
-      auto again = [&](const Words &x, int j, int c) { return element_exp(x, c, Reference<D>(key_value(own_maxima[j]))); };
+      auto again = [&](const Words &x, int j, int c) { return exponential<D, true>(x, c, Reference<D>(key_value(own_maxima[j]))); };
       results(squares, merge, y(), shape, again, once);
     }
   }
@@ -119,10 +119,7 @@ private:
     }
   }
 
-  static __device__ __forceinline__ C element_exp(const Words &x, int c, const Reference<D> &at) {
-    return at.exp(add(D::get(x, c), -at.base)); // to subtract a base of 0 changes no bits
-  }
-
+  // at(row): to subtract a base of 0 from its elements changes no bits.
   template <class At>
   static __device__ __forceinline__ void sums(Squares &squares, const TileMerge<D> &merge, const TileShape<D> &shape, At at) {
     squares.each(shape, [&](int i, int) {
@@ -133,7 +130,7 @@ private:
         C e[LEN];
         const Reference<D> reference = at(j);
 #pragma unroll
-        for (int c = 0; c < LEN; ++c) e[c] = element_exp(s.x[j], c, reference);
+        for (int c = 0; c < LEN; ++c) e[c] = exponential<D, true>(s.x[j], c, reference);
         merge.sum(squares.turn(shape, i), j) = tree_sum(e);
         if (KEPT) {
 #pragma unroll

@@ -163,7 +163,6 @@ __device__ __forceinline__ float largest(float a, float b) { return fmaxf(a, b);
 
 __device__ __forceinline__ float smallest(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ int smallest(int a, int b) { return min(a, b); }
-__device__ __forceinline__ int largest(int a, int b) { return max(a, b); }
 __device__ __forceinline__ i64 smallest(i64 a, i64 b) { return min(a, b); }
 __device__ __forceinline__ i64 largest(i64 a, i64 b) { return max(a, b); }
 
@@ -290,7 +289,7 @@ template <bool STREAMED> __device__ __forceinline__ void store_words(void *p, co
 }
 
 // The same in one access, come what may: of vectors that are put together from others nvcc makes four, of 4 bytes, to save
-// moves (64x1000x256 bf16 59.5 us, 33.1 so).
+// moves (64x1000x256 bf16 59.5 us, 32.1 so).
 template <bool STREAMED> __device__ __forceinline__ void store_whole(void *p, const Words &x) {
   if (STREAMED)
     store_words<true>(p, x);

@@ -119,7 +119,12 @@ template <class D> struct TileShape {
     rank = cluster_rank();
     first_share = rank * own_shares;
 
-    place(sizes, cluster_index());
+    // Of fewer than 2^31 tiles, so many an outer index.
+    i64 inner = sizes.dims > 0 ? sizes.sizes[sizes.dims - 1] : 1;
+    u32 tile = cluster_index(), tiles = (u32)((inner + rows() - 1) >> log2_rows);
+    outer = tile / tiles;
+    first = (i64)(tile - outer * tiles) << log2_rows;
+    beside = (int)smallest(inner - first, (i64)rows());
 
     int unit = (int)threadIdx.x;
     if (groups_first) {
@@ -136,16 +141,6 @@ template <class D> struct TileShape {
     run = own_shares == 1 ? unit : (int)((u32)unit / (u32)own_shares);
     share = unit - run * own_shares;
   }
-
-  // Goes to a tile, of fewer than 2^31.
-  __device__ __forceinline__ void place(const Rows &sizes, u32 tile) {
-    i64 inner = inner_rows(sizes);
-    u32 tiles = (u32)((inner + rows() - 1) >> log2_rows); // of an outer index
-    outer = tile / tiles;
-    first = (i64)(tile - outer * tiles) << log2_rows;
-    beside = (int)smallest(inner - first, (i64)rows());
-  }
-  static __device__ __forceinline__ i64 inner_rows(const Rows &sizes) { return sizes.dims > 0 ? sizes.sizes[sizes.dims - 1] : 1; }
 
   __device__ __forceinline__ int rows() const { return 1 << log2_rows; }
   __device__ __forceinline__ int groups() const { return 1 << log2_groups; }
@@ -275,12 +270,10 @@ template <class D> struct TileOperand {
 
   // Vector v of the thread's rows: to the square, or, with the columns side by side, to memory.
   __device__ __forceinline__ void put(Words *at, const TileShape<D> &shape, int v, Square<D> &rows) const {
-    if (!side_by_side()) return put_rows(shape, v, rows);
-    rows.transpose();
-    shape.put_square(at, rows);
-  }
-
-  __device__ __forceinline__ void put_rows(const TileShape<D> &shape, int v, const Square<D> &rows) const {
+    if (side_by_side()) {
+      rows.transpose();
+      return shape.put_square(at, rows);
+    }
 #pragma unroll
     for (int j = 0; j < LEN; ++j) {
       if (shape.group * LEN + j >= shape.beside) continue;

@@ -5,6 +5,7 @@ mod element;
 mod real;
 mod row;
 mod rows;
+mod short;
 mod simd;
 mod task;
 mod visitors;

@@ -1,24 +1,12 @@
 //! The row cores, generic over elements and vectors: a first pass over a row or a part of one, what the passes over the
 //! parts say together, and a second pass that writes.
 
-use super::simd::{each, load_short, map, map_in_place, put, store_short, Filled, Simd, Vectors};
+use super::short::{self, SHORT};
+use super::simd::{each, load_short, map, map_in_place, store_short, Filled, Simd, Vectors};
 use super::visitors::{Alone, Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
 use crate::state::{factor, normaliser, Reference};
 use std::mem::MaybeUninit;
-
-/// Vectors of a row that is all in registers. (16, of f64 or on AVX2, spilled: 2.5 and 9 times slower.)
-const SHORT: usize = 8;
-
-/// Columns of such a row, in vectors of `n` lanes.
-pub const fn most_short(n: usize) -> usize {
-    SHORT * n
-}
-
-/// Columns of a row that is short whatever the vectors.
-pub const fn surely_short<C: Real>() -> usize {
-    most_short(C::SUM_LANES / 4) // SUM_LANES are four of the narrowest
-}
 
 /// What a pass found out about a part of a row, and what the second one needs to know of the whole.
 pub type At<O, C, const N: usize> = (<O as RowOp<N>>::Part<C>, <O as RowOp<N>>::Row<C>);
@@ -58,7 +46,7 @@ pub trait RowOp<const N: usize>: Copy + Send + Sync {
         at: At<Self, E::Compute, N>,
     );
 
-    /// Both passes over rows of at most [`most_short`] columns, one after another; the same bits.
+    /// Both passes over rows of at most [`most_short`](super::short::most_short) columns, one after another; the same bits.
     fn short<'y, E: Element, S: Vectors<E>>(
         self,
         s: S,
@@ -174,10 +162,10 @@ impl RowOp<1> for Softmax {
             return Filled::of(map(s, [x], E::Compute::ZERO, y, &mut Alone));
         }
         match cols.div_ceil(<S as Simd<E::Compute>>::N) {
-            0 | 1 => short::<E, S, 1>(s, x, cols, y),
-            2 => short::<E, S, 2>(s, x, cols, y),
-            3 | 4 => short::<E, S, 4>(s, x, cols, y),
-            _ => short::<E, S, SHORT>(s, x, cols, y),
+            0 | 1 => short::softmax::<E, S, 1>(s, x, cols, y),
+            2 => short::softmax::<E, S, 2>(s, x, cols, y),
+            3 | 4 => short::softmax::<E, S, 4>(s, x, cols, y),
+            _ => short::softmax::<E, S, SHORT>(s, x, cols, y),
         }
     }
 }
@@ -195,120 +183,6 @@ fn exps<'k, E: Element, S: Vectors<E>, const BASE: bool>(
     };
     let kept = map(s, x, E::Compute::NEG_INFINITY, kept, &mut exps);
     (exps.total.sum.total(), kept)
-}
-
-/// Lanes of a vector, at most, and so rows computed together.
-const MOST_LANES: usize = 16;
-
-/// Most vectors of rows that are computed together: of f64 fewer lanes are folded at once, for as many moves.
-const fn most_together<C: Real>() -> usize {
-    match size_of::<C>() {
-        4 => SHORT,
-        _ => 2,
-    }
-}
-
-/// Rows in `K` vectors: as many together as a vector has lanes, while there are.
-#[inline(always)]
-fn short<'y, E: Element, S: Vectors<E>, const K: usize>(
-    s: S,
-    x: &[E],
-    cols: usize,
-    y: &'y mut [MaybeUninit<E>],
-) -> Filled<'y> {
-    let together = cols * <S as Simd<E::Compute>>::N;
-    let whole = match K <= most_together::<E::Compute>() {
-        true => x.len() / together * together,
-        false => 0,
-    };
-    let ((x, x_left), (y, y_left)) = (x.split_at(whole), y.split_at_mut(whole));
-    let mut done = Filled::none(y);
-    if whole > 0 {
-        let mut kept = [[s.splat(E::Compute::ZERO); K]; MOST_LANES];
-        for (x, y) in x.chunks_exact(together).zip(y.chunks_exact_mut(together)) {
-            done = done.then(short_rows(s, x, cols, y, &mut kept));
-        }
-    }
-    for (x, y) in x_left.chunks_exact(cols).zip(y_left.chunks_exact_mut(cols)) {
-        done = done.then(Filled::of(short_row::<E, S, K>(s, x, y)));
-    }
-    done
-}
-
-/// `short_row` of N rows, the same bits: what is one number a row is a vector of them here, and the folds of their lanes, half
-/// the instructions of rows of two vectors, are done at once.
-#[inline(always)]
-fn short_rows<'y, E: Element, S: Vectors<E>, const K: usize>(
-    s: S,
-    x: &[E],
-    cols: usize,
-    y: &'y mut [MaybeUninit<E>],
-    kept: &mut [[<S as Simd<E::Compute>>::V; K]; MOST_LANES],
-) -> Filled<'y> {
-    let (n, fill) = (<S as Simd<E::Compute>>::N, E::Compute::NEG_INFINITY);
-    let mut of_rows = [s.splat(fill); MOST_LANES];
-    for ((m, kept), x) in (of_rows.iter_mut().zip(&mut *kept)).zip(x.chunks_exact(cols)) {
-        for (k, kept) in kept.iter_mut().enumerate() {
-            *kept = load_short(s, x, k * n, fill);
-            *m = s.max(*kept, *m);
-        }
-    }
-    let mut m = [fill; MOST_LANES];
-    put(s, s.largest_each(&of_rows[..n]), &mut m);
-    let mut references = [Reference::new(E::Compute::ZERO); MOST_LANES];
-    let mut based = false;
-    for (reference, &m) in references.iter_mut().zip(&m[..n]) {
-        *reference = Reference::new(m);
-        based |= reference.base != E::Compute::ZERO;
-    }
-    for ((sum, kept), &reference) in of_rows.iter_mut().zip(&mut *kept).zip(&references[..n]) {
-        let exp = Exp::<E::Compute, S>::new(s, reference);
-        if based {
-            *kept = kept.map(|v| s.sub(v, exp.base)); // a base of 0 changes no bits
-        }
-        let mut total = Total::<E::Compute, S>::new(s);
-        for (k, v) in kept.iter_mut().enumerate() {
-            *v = E::Compute::exp(s, *v, exp.floor, exp.powers, None);
-            total.add(s, k % (E::Compute::SUM_LANES / n), *v);
-        }
-        *sum = s.join(total.lanes);
-    }
-    let mut d = [E::Compute::ONE; MOST_LANES];
-    put(s, s.sum_each(&of_rows[..n]), &mut d);
-    let scale: [_; MOST_LANES] = std::array::from_fn(|i| normaliser(m[i], d[i].to_f64()));
-    let mut done = Filled::none(y);
-    for ((kept, &scale), y) in kept.iter().zip(&scale).zip(y.chunks_exact_mut(cols)) {
-        let scale = s.splat(scale);
-        done = done.then(Filled::of(store_short(s, kept.map(|v| s.mul(v, scale)), y)));
-    }
-    done
-}
-
-#[inline(always)]
-fn short_row<'y, E: Element, S: Vectors<E>, const K: usize>(
-    s: S,
-    x: &[E],
-    y: &'y mut [MaybeUninit<E>],
-) -> &'y mut [E] {
-    let (n, fill) = (<S as Simd<E::Compute>>::N, E::Compute::NEG_INFINITY);
-    let mut v = [s.splat(fill); K];
-    for (k, v) in v.iter_mut().enumerate() {
-        *v = load_short(s, x, k * n, fill);
-    }
-    let m = s.largest(v.iter().fold(s.splat(fill), |m, &v| s.max(v, m)));
-    let reference = Reference::new(m);
-    let exp = Exp::<E::Compute, S>::new(s, reference);
-    if reference.base != E::Compute::ZERO {
-        v = v.map(|v| s.sub(v, exp.base));
-    }
-    let mut total = Total::<E::Compute, S>::new(s);
-    for (k, v) in v.iter_mut().enumerate() {
-        *v = E::Compute::exp(s, *v, exp.floor, exp.powers, None);
-        total.add(s, k % (E::Compute::SUM_LANES / n), *v);
-    }
-    let d = s.sum(total.lanes).to_f64();
-    let scale = s.splat(normaliser(m, d));
-    store_short(s, v.map(|v| s.mul(v, scale)), y)
 }
 
 /// dx = y·(g - Σ g·y), of y and g: the gradient of softmax.

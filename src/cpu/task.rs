@@ -1,6 +1,7 @@
 //! What one thread does: some rows, each through the row core.
 
-use super::row::{most_short, surely_short, At, RowOp};
+use super::row::{At, RowOp};
+use super::short::{most_short, surely_short};
 use super::simd::{uninit, Filled, Kernel, Simd, Vectors};
 use super::Element;
 use crate::rows::{Operand, RowSpace};

@@ -1,6 +1,6 @@
 //! The shape of tiles: rows side by side, in shared memory. None of it moves bits, so it may look at the rows.
 
-use super::{DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
+use super::{Access, DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
 
 /// Bytes of neighbouring rows, a column: two sectors; and at least, where tiles are few: one.
 const WIDE: usize = 64;
@@ -52,7 +52,7 @@ impl LaunchPlan {
         contiguous | tile | block | self.per_thread() << 28
     }
 
-    /// Bytes of shared memory, as `TileMemory` in kernels/tile_merge.cuh lays it out.
+    /// Bytes of shared memory, as kernels/tile.cu, cached_square.cu and tile_merge.cuh lay it out.
     fn tile_bytes(&self) -> usize {
         let dtype = self.kernel.dtype;
         let (rows, len) = (self.rows_per_block, dtype.vector_len());
@@ -71,6 +71,35 @@ impl LaunchPlan {
                 pieces * 16 + self.runs * own * groups * 16 + numbers(lanes, turns)
             }
         }
+    }
+
+    /// The tile that stands for this plan, of the warp or block family, in one block: of so many rows and runs.
+    fn tile(
+        &self,
+        family: Family,
+        vectors: usize,
+        extent: Extent,
+        (rows_per_block, runs): (usize, usize),
+    ) -> Self {
+        let access = match family {
+            Family::CachedSquare => Access::Pieces,
+            _ => Access::Columns,
+        };
+        let plan = Self {
+            kernel: Kernel {
+                family,
+                access,
+                lanes: 0,
+                vectors,
+                ..self.kernel
+            },
+            rows_per_block,
+            runs,
+            beside: extent.beside,
+            of_block: self.kernel.family == Family::Block,
+            ..*self
+        };
+        plan.with(|_| ())
     }
 
     fn with(self, change: impl FnOnce(&mut Self)) -> Self {
@@ -104,20 +133,7 @@ pub(super) fn tile_plan(
     if rows > extent.beside.max(len).saturating_mul(ROWS_FOR_ONE) {
         return None;
     }
-    let mut plan = LaunchPlan {
-        kernel: Kernel {
-            family: Family::Tile,
-            access: super::Access::Columns,
-            lanes: 0,
-            vectors: 0,
-            ..apart.kernel
-        },
-        rows_per_block: rows,
-        beside: extent.beside,
-        of_block: apart.kernel.family == Family::Block,
-        ..*apart
-    };
-    plan = plan.with(|_| ());
+    let mut plan = apart.tile(Family::Tile, 0, extent, (rows, 1));
 
     let room = limits.max_shared_bytes.saturating_sub(1 << 10);
     let blocks = |plan: &LaunchPlan| plan.grid(extent.rows, limits).unwrap_or(usize::MAX);
@@ -155,10 +171,6 @@ pub(super) fn tile_plan(
     (fits(&plan) && plan.block() <= threads).then_some(plan)
 }
 
-/// Bytes of neighbouring rows of a tile of squares, as far as threads suffice; and at least: a sector.
-const SQUARES: usize = 64;
-const SECTOR: usize = 32;
-
 /// Squares of a thread, and its block's threads at most, of what kernels/cached_square.cu is compiled for: as many as
 /// registers hold.
 fn squares_of(op: RowOp, dtype: FloatType) -> (usize, usize) {
@@ -186,39 +198,25 @@ pub(super) fn square_plan(
     limits: &DeviceLimits,
 ) -> Option<LaunchPlan> {
     let dtype = apart.kernel.dtype;
-    let of_block = apart.kernel.family == Family::Block;
     let beside = extent.beside.min(MOST_ROWS);
-    if !of_block && apart.kernel.family != Family::Warp || beside * dtype.size() < SECTOR {
+    let in_place_of_one = matches!(apart.kernel.family, Family::Warp | Family::Block);
+    if !in_place_of_one || beside * dtype.size() < NARROW {
         return None;
     }
     let (vectors, most_threads) = squares_of(apart.kernel.op, dtype);
     let most_threads = most_threads.min(limits.max_threads_per_block);
-    let (len, lanes) = (dtype.vector_len(), apart.threads_per_row.min(32));
+    let (len, lanes) = (dtype.vector_len(), apart.lanes());
     let runs = apart.per_thread().div_ceil(vectors);
     if lanes < least_lanes(apart.kernel.op, dtype) {
         return None;
     }
-    let least = (len * 32 / lanes).max(SECTOR / dtype.size());
-    let wanted = (SQUARES / dtype.size()).max(len * THREADS / (apart.threads_per_row * runs));
+    let least = (len * 32 / lanes).max(NARROW / dtype.size());
+    let wanted = (WIDE / dtype.size()).max(len * THREADS / (apart.threads_per_row * runs));
     let rows = wanted.min(beside.next_power_of_two()).max(least);
     if rows > ROWS_FOR_ONE * beside {
         return None;
     }
-    let plan = LaunchPlan {
-        kernel: Kernel {
-            family: Family::CachedSquare,
-            access: super::Access::Pieces,
-            lanes: 0,
-            vectors,
-            ..apart.kernel
-        },
-        rows_per_block: rows,
-        beside: extent.beside,
-        of_block,
-        runs,
-        ..*apart
-    };
-    let mut plan = plan.with(|_| ());
+    let mut plan = apart.tile(Family::CachedSquare, vectors, extent, (rows, runs));
 
     let blocks = |plan: &LaunchPlan| plan.grid(extent.rows, limits).unwrap_or(usize::MAX);
     let of_card = limits.multiprocessors;
@@ -273,7 +271,7 @@ pub(super) fn cached_tile_plan(apart: &LaunchPlan, limits: &DeviceLimits) -> Opt
     let plan = LaunchPlan {
         kernel: Kernel {
             family: Family::CachedTile,
-            access: super::Access::Columns,
+            access: Access::Columns,
             lanes,
             vectors,
             ..apart.kernel

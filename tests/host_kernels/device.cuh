@@ -47,7 +47,6 @@ inline float reciprocal(float x);
 inline float largest(float a, float b) { return fmaxf(a, b); }
 inline float smallest(float a, float b) { return fminf(a, b); }
 inline int smallest(int a, int b) { return a < b ? a : b; }
-inline int largest(int a, int b) { return a > b ? a : b; }
 inline i64 smallest(i64 a, i64 b) { return a < b ? a : b; }
 inline i64 largest(i64 a, i64 b) { return a > b ? a : b; }
 inline double add(double a, double b) { return a + b; }
