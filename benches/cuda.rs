@@ -18,6 +18,7 @@
 //!
 //! - `BENCH_SWEEP=1`: bandwidth over 1 to 1048577 columns (`BENCH_COLS=..` for others), and where it falls behind;
 //! - `BENCH_DIMS=1`: dims other than the last, and a transposed tensor;
+//! - `BENCH_ATTENTION=1`: attention scores (printed only);
 //! - `BENCH_HOST=1`: what a call costs the host, and the first call (printed only).
 //!
 //! It exits with 1 if an output is wrong.
@@ -57,6 +58,8 @@ fn run() -> anyhow::Result<bool> {
     let out = paths.first();
     let right = if args::flag("BENCH_HOST") {
         modes::host::run()?
+    } else if args::flag("BENCH_ATTENTION") {
+        modes::attention::run()?
     } else if args::flag("BENCH_DIMS") {
         modes::dims::run(out)?
     } else if args::flag("BENCH_SWEEP") {

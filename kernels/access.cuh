@@ -94,6 +94,11 @@ template <class D, class I> struct Elements {
   }
 };
 
+// Which vectors a load is for: all. (Of others it gives `fill`, or, of a row's last, what is there.)
+struct All {
+  template <class I> __device__ __forceinline__ bool operator()(I) const { return true; }
+};
+
 // Columns side by side, the row on a 16-byte boundary.
 template <class D, class I, bool STREAMED = D::STREAMED> struct AlignedRow {
   typedef typename D::Storage T;
@@ -103,13 +108,16 @@ template <class D, class I, bool STREAMED = D::STREAMED> struct AlignedRow {
 
   __device__ __forceinline__ AlignedRow(T *base, const Rows &rows, const Operand &op, i64 r, I first, I cols_)
       : row(base + row_offset(rows, op, r) + first), cols(cols_) {}
+  // Of a row that is at element `at`; likewise below.
+  __device__ __forceinline__ AlignedRow(T *base, const Operand &, i64 at, I cols_) : row(base + at), cols(cols_) {}
 
-  template <int N> __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill) const {
+  template <int N, class Wanted = All>
+  __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill, Wanted wanted = Wanted()) const {
     I whole = cols / D::LEN;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       x[k] = One::filled(fill);
-      if (v + k * step < whole) x[k] = load_words<STREAMED>((const u8 *)row + vector_offset(v + k * step));
+      if (v + k * step < whole && wanted(v + k * step)) x[k] = load_words<STREAMED>((const u8 *)row + vector_offset(v + k * step));
     }
     if (cols % D::LEN) One::load_last(x, v, step, whole, whole + 1, row, cols, fill);
   }
@@ -162,8 +170,11 @@ template <class D, class I> struct UnalignedRow {
 
   __device__ __forceinline__ UnalignedRow(T *base, const Rows &rows, const Operand &op, i64 r, I first, I cols_)
       : row(base + row_offset(rows, op, r) + first), end(base + op.len), cols(cols_), shift((int)((u64)row & 15u)) {}
+  __device__ __forceinline__ UnalignedRow(T *base, const Operand &op, i64 at, I cols_)
+      : row(base + at), end(base + op.len), cols(cols_), shift((int)((u64)row & 15u)) {}
 
-  template <int N> __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill) const {
+  template <int N, class Wanted = All>
+  __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill, Wanted wanted = Wanted()) const {
     const u8 *lo = (const u8 *)row - shift, *hi = lo + (shift ? 16 : 0);
     // Bytes beside the row are some other row's: readable, and dropped; past the storage's end they are not.
     I whole = cols / D::LEN, vectors = (cols + D::LEN - 1) / D::LEN;
@@ -176,7 +187,7 @@ template <class D, class I> struct UnalignedRow {
       for (int k = 0; k < BATCH; ++k) {
         I at = v + (first + k) * step;
         a[k] = b[k] = One::filled(fill);
-        if (at < whole) {
+        if (at < whole && wanted(at)) {
           a[k] = load_words<false>(lo + vector_offset(at));
           b[k] = load_words<false>(hi + vector_offset(at));
         }
@@ -239,10 +250,13 @@ template <class D, class I> struct StridedRow {
 
   __device__ __forceinline__ StridedRow(T *base, const Rows &rows, const Operand &op, i64 r, I first, I cols_)
       : row(base + row_offset(rows, op, r) + first * op.col_stride), cols(cols_), stride(op.col_stride) {}
+  __device__ __forceinline__ StridedRow(T *base, const Operand &op, i64 at, I cols_) : row(base + at), cols(cols_), stride(op.col_stride) {}
 
-  template <int N> __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill) const {
+  template <int N, class Wanted = All>
+  __device__ __forceinline__ void load(Words (&x)[N], I v, int step, T fill, Wanted wanted = Wanted()) const {
 #pragma unroll
-    for (int k = 0; k < N; ++k) x[k] = settled(One::load(row, stride, v + k * step, cols, fill)); // else all addresses at once
+    for (int k = 0; k < N; ++k) // settled: else all addresses at once
+      x[k] = settled(wanted(v + k * step) ? One::load(row, stride, v + k * step, cols, fill) : One::filled(fill));
   }
 
   template <int N, class Near> __device__ __forceinline__ void store(const Words (&x)[N], I v, int step, Near &) const {

@@ -171,6 +171,13 @@ __device__ __forceinline__ double mul(double a, double b) { return __dmul_rn(a, 
 __device__ __forceinline__ double largest(double a, double b) { return fmax(a, b); }
 __device__ __forceinline__ double e_to_the(double x) { return exp(x); }
 
+__device__ __forceinline__ float quotient(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return __ddiv_rn(a, b); }
+__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ __forceinline__ double hyperbolic_tangent(double x) { return tanh(x); }
+__device__ __forceinline__ float natural_log(float x) { return logf(x); }
+__device__ __forceinline__ double natural_log(double x) { return log(x); }
+
 // 1/x, within one ulp; 0 for a result below the normal range.
 __device__ __forceinline__ float reciprocal(float x) {
   float y;

@@ -10,6 +10,7 @@
 // exponentials are taken, which then need no rescaling within it:
 //
 //   share_max(m)     the maximum of the share, given that of each thread
+//   whole<D>(at, d)  the row's state, given this thread's sum d relative to `at`, the Reference of the share's maximum
 //   weight<D>(at, d) what makes probabilities of exponentials relative to `at`, over its TOP: the Reference of
 //                    the share's maximum, of which d is this thread's sum
 //   sum(x)           the sum over the row
@@ -95,8 +96,11 @@ struct Group {
   __device__ __forceinline__ bool has_above() const { return true; }
 
   template <class C> __device__ __forceinline__ C share_max(C m) const { return group_max(m, lanes); }
+  template <class D> __device__ __forceinline__ State<D> whole(const Reference<D> &at, typename D::Compute d) {
+    return State<D>{at.m, group_sum(d, lanes)};
+  }
   template <class D> __device__ __forceinline__ typename D::Compute weight(const Reference<D> &at, typename D::Compute d) {
-    return State<D>{at.m, group_sum(d, lanes)}.weight();
+    return whole<D>(at, d).weight();
   }
   template <class C> __device__ __forceinline__ C sum(C x) { return group_sum(x, lanes); }
 };
@@ -138,7 +142,8 @@ template <class C> struct Block {
     return gather<D>();
   }
 
-  template <class D> __device__ __forceinline__ C weight(const Reference<D> &at, C d) { return merge<D>(at.m, d).weight(at); }
+  template <class D> __device__ __forceinline__ State<D> whole(const Reference<D> &at, C d) { return merge<D>(at.m, d); }
+  template <class D> __device__ __forceinline__ C weight(const Reference<D> &at, C d) { return whole<D>(at, d).weight(at); }
 
   __device__ __forceinline__ C sum(C x) {
     leave(C(0), group_sum(x, WARP));

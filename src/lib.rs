@@ -26,6 +26,7 @@ mod cuda;
 mod ops;
 pub mod plan;
 pub mod rows;
+pub mod scores;
 pub mod state;
 
-pub use ops::{softmax, softmax_last_dim, OnlineSoftmax};
+pub use ops::{sdpa, candle_sdpa, softmax, softmax_last_dim, AttentionSoftmax, OnlineSoftmax};

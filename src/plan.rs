@@ -7,6 +7,7 @@
 //! always belongs to thread `v % threads` as that thread's vector `v / threads`. All ways to access
 //! memory ([`Access`]) keep this ownership, so they give the same bits.
 
+mod attention;
 mod choose;
 mod slabs;
 mod tiles;
@@ -71,6 +72,12 @@ pub enum RowOp {
     Softmax,
     /// dx = y·(g - Σ g·y): two operands read, one written.
     SoftmaxBackward,
+    /// y = softmax of attention scores, scaled, within a band: one operand read, one written.
+    Attention,
+    /// The same with a softcap, and all that broadcasts to the scores.
+    AttentionBiased,
+    /// The gradient of that: two operands read, one written.
+    AttentionBackward,
 }
 
 impl RowOp {
@@ -79,14 +86,22 @@ impl RowOp {
         match self {
             Self::Softmax => "softmax",
             Self::SoftmaxBackward => "softmax_backward",
+            Self::Attention => "attention",
+            Self::AttentionBiased => "attention_biased",
+            Self::AttentionBackward => "attention_backward",
         }
+    }
+
+    /// Whether the rows are attention scores.
+    pub(crate) fn is_attention(self) -> bool {
+        !matches!(self, Self::Softmax | Self::SoftmaxBackward)
     }
 
     /// Operands that are read.
     pub(crate) fn inputs(self) -> usize {
         match self {
-            Self::Softmax => 1,
-            Self::SoftmaxBackward => 2,
+            Self::Softmax | Self::Attention | Self::AttentionBiased => 1,
+            Self::SoftmaxBackward | Self::AttentionBackward => 2,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What `benches/cuda.rs` can measure, one file a mode, and what they share: tensors and figures (`cell`), CSV (`report`).
 
+pub mod attention;
 pub mod cell;
 pub mod dims;
 pub mod grid;

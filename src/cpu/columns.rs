@@ -1,7 +1,8 @@
 //! Rows side by side, as of a dim that is not the innermost: vectors along the rows, a column at a time, with no
 //! transposed copy. The sums have the accumulators of the row core, each a vector of rows: the same bits.
 
-use super::row::{Softmax, SoftmaxBackward};
+use super::backward::{gradient, taken, SoftmaxBackward};
+use super::row::Softmax;
 use super::rows::task_count;
 use super::simd::{
     filled_strips, load_short, put, Access, Filled, FilledStrip, Kernel, Simd, Strip, Vectors,
@@ -293,7 +294,24 @@ impl StripOp<2> for SoftmaxBackward {
         scratch: &mut StripScratch<E::Compute>,
         out: &mut Strip<'_, E>,
     ) {
-        let zero = E::Compute::ZERO;
+        match self.is_masked() {
+            true => self.gradients::<E, S, true>(s, cols, column, scratch, out),
+            false => self.gradients::<E, S, false>(s, cols, column, scratch, out),
+        }
+    }
+}
+
+impl SoftmaxBackward {
+    #[inline(always)]
+    fn gradients<'a, E: Element + 'a, S: Vectors<E>, const MASKED: bool>(
+        self,
+        s: S,
+        cols: usize,
+        column: impl Fn(usize, usize) -> &'a [E],
+        scratch: &mut StripScratch<E::Compute>,
+        out: &mut Strip<'_, E>,
+    ) {
+        let (zero, scale) = (E::Compute::ZERO, s.splat(self.scale()));
         let dots = sums(
             s,
             cols,
@@ -303,7 +321,7 @@ impl StripOp<2> for SoftmaxBackward {
             #[inline(always)]
             |c, o, sum| {
                 let [y, g] = [0, 1].map(|i| load_short(s, column(i, c), o, zero));
-                s.mul_add(y, g, sum)
+                s.mul_add(y, taken::<_, S, MASKED>(s, y, g), sum)
             },
         );
         let dots = dots.map(E::Compute::from_f64);
@@ -317,8 +335,8 @@ impl StripOp<2> for SoftmaxBackward {
                         dx,
                         #[inline(always)]
                         |o| {
-                            let g = s.sub(load_short(s, g, o, zero), at(s, &dots, o));
-                            s.mul(load_short(s, y, o, zero), g)
+                            let x = [y, g].map(|x| load_short(s, x, o, zero));
+                            gradient::<_, S, MASKED>(s, x, at(s, &dots, o), scale)
                         },
                     )
                 },

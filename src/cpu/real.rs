@@ -64,6 +64,9 @@ pub trait Real:
         lanes: Option<S::V>,
     ) -> S::V;
 
+    /// tanh(x) for |x| < 5/8: within an ulp or so, relative to the result. (S. Moshier's polynomials, Cephes.)
+    fn tanh_small<S: Simd<Self>>(s: S, x: S::V) -> S::V;
+
     /// The same of one number.
     fn exp_one(x: Self, floor: Self, low: Self) -> Self;
 
@@ -86,6 +89,16 @@ fn power_of<C: Real, S: Simd<C>>(s: S, k: S::V, powers: S::Powers, lanes: Option
         Some(further) => s.power(s.sub(k, further), powers),
         None => s.power(k, powers),
     }
+}
+
+/// Highest power first.
+#[inline(always)]
+fn polynomial<C: Real, S: Simd<C>>(s: S, x: S::V, coefficients: &[C]) -> S::V {
+    let mut p = s.splat(coefficients[0]);
+    for &c in &coefficients[1..] {
+        p = s.mul_add(p, x, s.splat(c));
+    }
+    p
 }
 
 /// Whether the crate is compiled for processors that all have a fused multiply-add.
@@ -167,6 +180,13 @@ real! {
         let p = s.mul_add(p, r, s.splat(1.0));
         s.mul_add(s.mul(power, r), p, power)
     }
+
+    #[inline(always)]
+    fn tanh_small<S: Simd<f32>>(s: S, x: S::V) -> S::V {
+        let z = s.mul(x, x);
+        let p = polynomial(s, z, &[-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1]);
+        s.mul_add(s.mul(x, z), p, x)
+    }
 }
 
 /// 2^(i/16), rounded to nearest.
@@ -230,6 +250,14 @@ real! {
         }
         let p = s.mul_add(p, r, s.splat(1.0));
         s.mul(s.mul_add(p, r, s.splat(1.0)), power_of(s, k, powers, lanes))
+    }
+
+    #[inline(always)]
+    fn tanh_small<S: Simd<f64>>(s: S, x: S::V) -> S::V {
+        let z = s.mul(x, x);
+        let p = polynomial(s, z, &[-9.643_991_794_250_523e-1, -9.928_772_310_019_185e1, -1.614_687_684_417_084_5e3]);
+        let q = polynomial(s, z, &[1.0, 1.128_116_784_916_329_3e2, 2.235_488_390_601_004_5e3, 4.844_063_053_251_255e3]);
+        s.mul_add(s.mul(x, z), s.div(p, q), x)
     }
 }
 

@@ -2,10 +2,10 @@
 //! parts say together, and a second pass that writes.
 
 use super::short::{self, SHORT};
-use super::simd::{each, load_short, map, map_in_place, store_short, Filled, Simd, Vectors};
-use super::visitors::{Alone, Dot, Exp, Exps, Gradient, Rescale, Scale, Sum, Total};
+use super::simd::{map, map_in_place, Filled, Simd, Vectors};
+use super::visitors::{Alone, Exp, Exps, Rescale, Scale, Sum, Total};
 use super::{Element, Real};
-use crate::state::{factor, normaliser, Reference};
+use crate::state::{factor, normaliser, OnlineState, Reference};
 use std::mem::MaybeUninit;
 
 /// What a pass found out about a part of a row, and what the second one needs to know of the whole.
@@ -67,11 +67,44 @@ pub struct SoftmaxPart<C> {
     d: f64,
 }
 
-/// The largest number `m`, and what exponentials relative to `Reference::new(m)` are multiplied by.
+impl<C: Real> SoftmaxPart<C> {
+    /// Of one number, which need not be a column.
+    pub fn of(x: C) -> Self {
+        let OnlineState { m, d } = OnlineState::IDENTITY.push(x);
+        Self { m, d: d.to_f64() }
+    }
+}
+
+/// The largest number `m`, the sum of the exponentials relative to `Reference::new(m)`, and what these are multiplied by.
 #[derive(Clone, Copy)]
 pub struct SoftmaxRow<C> {
     m: C,
+    d: f64,
     scale: C,
+}
+
+impl<C: Real> SoftmaxRow<C> {
+    /// Whether there was nothing but -inf, if anything.
+    #[inline(always)]
+    pub fn is_nothing(&self) -> bool {
+        self.d == 0.0
+    }
+
+    /// Whether all results are NaN.
+    #[inline(always)]
+    pub fn is_nan(&self) -> bool {
+        self.scale.is_nan()
+    }
+
+    /// ln Σ exp(x); where that is +inf, `has_nan` is asked.
+    pub fn log_sum_exp(&self, has_nan: impl FnOnce() -> bool) -> C {
+        // The exponential of +inf is NaN in vectors, as results are then; d tells them apart no longer.
+        let d = match self.m == C::INFINITY && !has_nan() {
+            true => C::INFINITY,
+            false => C::from_f64(self.d),
+        };
+        OnlineState { m: self.m, d }.log_sum_exp()
+    }
 }
 
 impl RowOp<1> for Softmax {
@@ -103,9 +136,11 @@ impl RowOp<1> for Softmax {
         for part in parts {
             d.add(part.d * factor(m, part.m).to_f64());
         }
+        let d = d.total();
         SoftmaxRow {
             m,
-            scale: normaliser(m, d.total()),
+            d,
+            scale: normaliser(m, d),
         }
     }
 
@@ -183,102 +218,4 @@ fn exps<'k, E: Element, S: Vectors<E>, const BASE: bool>(
     };
     let kept = map(s, x, E::Compute::NEG_INFINITY, kept, &mut exps);
     (exps.total.sum.total(), kept)
-}
-
-/// dx = y·(g - Σ g·y), of y and g: the gradient of softmax.
-#[derive(Clone, Copy)]
-pub struct SoftmaxBackward;
-
-impl RowOp<2> for SoftmaxBackward {
-    /// Σ g·y.
-    type Part<C: Real> = f64;
-    type Row<C: Real> = C;
-    const KEEPS: bool = false;
-
-    #[inline(always)]
-    fn read<'k, E: Element, S: Vectors<E>>(
-        self,
-        s: S,
-        x: [&[E]; 2],
-        _: &'k mut [MaybeUninit<E::Compute>],
-    ) -> (f64, &'k mut [E::Compute]) {
-        let mut dot = Dot::<E::Compute, S>(Total::new(s));
-        each(s, x, E::Compute::ZERO, &mut dot);
-        (dot.0.sum.total(), &mut [])
-    }
-
-    #[inline(always)]
-    fn merge<C: Real>(self, parts: impl Iterator<Item = f64> + Clone) -> C {
-        let mut sum = Sum::default();
-        for part in parts {
-            sum.add(part);
-        }
-        C::from_f64(sum.total())
-    }
-
-    #[inline(always)]
-    fn write<'y, E: Element, S: Vectors<E>>(
-        self,
-        s: S,
-        (x, _): ([&[E]; 2], &[E::Compute]),
-        (_, row): At<Self, E::Compute, 2>,
-        y: &'y mut [MaybeUninit<E>],
-    ) -> &'y mut [E] {
-        let (fill, gradient) = (E::Compute::ZERO, &mut Gradient(s.splat(row)));
-        map(s, x, fill, y, gradient)
-    }
-
-    fn write_kept<E: Element, S: Vectors<E>>(
-        self,
-        _: S,
-        _: &mut [E::Compute],
-        _: At<Self, E::Compute, 2>,
-    ) {
-    }
-
-    #[inline(always)]
-    fn short<'y, E: Element, S: Vectors<E>>(
-        self,
-        s: S,
-        [y, g]: [&[E]; 2],
-        cols: usize,
-        dx: &'y mut [MaybeUninit<E>],
-    ) -> Filled<'y> {
-        match cols.div_ceil(<S as Simd<E::Compute>>::N) {
-            0 | 1 => short_gradients::<E, S, 1>(s, y, g, cols, dx),
-            2 => short_gradients::<E, S, 2>(s, y, g, cols, dx),
-            3 | 4 => short_gradients::<E, S, 4>(s, y, g, cols, dx),
-            _ => short_gradients::<E, S, SHORT>(s, y, g, cols, dx),
-        }
-    }
-}
-
-/// The gradients of rows in `K` vectors.
-#[inline(always)]
-fn short_gradients<'y, E: Element, S: Vectors<E>, const K: usize>(
-    s: S,
-    y: &[E],
-    g: &[E],
-    cols: usize,
-    dx: &'y mut [MaybeUninit<E>],
-) -> Filled<'y> {
-    let (n, zero) = (<S as Simd<E::Compute>>::N, E::Compute::ZERO);
-    let mut done = Filled::none(dx);
-    let inputs = y.chunks_exact(cols).zip(g.chunks_exact(cols));
-    for ((y, g), dx) in inputs.zip(dx.chunks_exact_mut(cols)) {
-        let (mut ys, mut gs) = ([s.splat(zero); K], [s.splat(zero); K]);
-        let mut sums = [s.splat(zero); 4];
-        for k in 0..K {
-            ys[k] = load_short(s, y, k * n, zero);
-            gs[k] = load_short(s, g, k * n, zero);
-            let sum = &mut sums[k % (E::Compute::SUM_LANES / n)];
-            *sum = s.mul_add(ys[k], gs[k], *sum);
-        }
-        let dot = s.splat(s.sum(sums));
-        for k in 0..K {
-            gs[k] = s.mul(ys[k], s.sub(gs[k], dot));
-        }
-        done = done.then(Filled::of(store_short(s, gs, dx)));
-    }
-    done
 }

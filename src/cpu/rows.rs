@@ -16,7 +16,7 @@ const TASK: usize = 1 << 15;
 /// Elements that a thread of its own takes at least: starting it costs some 20 us.
 const OWN_TASK: usize = 1 << 18;
 /// Tasks for each thread of the pool: the last ones to finish idle the others for a quarter of a share.
-const TASKS_PER_THREAD: usize = 4;
+pub const TASKS_PER_THREAD: usize = 4;
 
 /// Applies `op` to each row; the results are contiguous, with `inner` elements between a row's columns (the product of
 /// the dims after the reduced one).
@@ -113,12 +113,7 @@ fn in_blocks<O: RowOp<1>, T: Element>(
     };
     let rows = data.len() / cols;
     let block = contiguous((TASK / 4 / cols).clamp(1, rows));
-    let threads = match rayon::current_thread_index() {
-        None => rayon::current_num_threads()
-            .min(data.len() / OWN_TASK)
-            .clamp(1, rows),
-        Some(_) => 1,
-    };
+    let threads = own_threads(data.len(), rows);
     let scratch = || -> Result<(Vec<T>, Scratch<T, 1>), TryReserveError> {
         let mut copy = Vec::new();
         copy.try_reserve_exact(block.rows * cols)?;
@@ -153,6 +148,26 @@ fn in_blocks<O: RowOp<1>, T: Element>(
     let shares = data
         .chunks_mut(rows.div_ceil(threads) * cols)
         .zip(&mut scratch);
+    on_own_threads(threads, shares, run);
+    Ok(())
+}
+
+/// Threads to start for this much work in place, this one among them; it alone if it is one of the pool.
+pub fn own_threads(elements: usize, rows: usize) -> usize {
+    match rayon::current_thread_index() {
+        None => rayon::current_num_threads()
+            .min(elements / OWN_TASK)
+            .clamp(1, rows),
+        Some(_) => 1,
+    }
+}
+
+/// Calls `run` with each share, on `threads` threads that are not of the pool.
+pub fn on_own_threads<I>(
+    threads: usize,
+    shares: impl Iterator<Item = I> + Send,
+    run: impl Fn(I) + Sync,
+) {
     let shares = Mutex::new(shares);
     let next = || shares.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
@@ -167,7 +182,6 @@ fn in_blocks<O: RowOp<1>, T: Element>(
         }
         work();
     });
-    Ok(())
 }
 
 /// The results row after row.
@@ -179,7 +193,7 @@ fn by_row<O: RowOp<N>, T: Element, const N: usize>(
     // `RowSpace::new` has counted the elements.
     let (len, cols) = (source.space.rows * source.space.cols, source.space.cols);
     filled(len, |room| {
-        let scratch = || Scratch::reserve::<O>(&source);
+        let scratch = |_| Scratch::reserve::<O>(&source);
         let tasks = each_task(room, cols, threads, scratch, |first, room, scratch| {
             Rows {
                 op,
@@ -204,18 +218,18 @@ pub fn task_count(elements: usize, threads: usize) -> usize {
 }
 
 /// Calls `body(row, rows, scratch)` for stretches of `data` that are whole rows, the first of them `row`, once there is
-/// memory for the scratch of all tasks; results in order.
-fn each_task<'y, X: Send, C: Send, R: Send>(
+/// memory for the scratch of all tasks, `scratch(rows)`; results in order.
+pub fn each_task<'y, X: Send, C: Send, R: Send>(
     data: &'y mut [X],
     cols: usize,
     threads: usize,
-    scratch: impl Fn() -> Result<C, TryReserveError>,
+    scratch: impl Fn(usize) -> Result<C, TryReserveError>,
     body: impl Fn(usize, &'y mut [X], &mut C) -> R + Send + Sync,
 ) -> Result<Vec<R>, TryReserveError> {
     let rows = data.len() / cols;
     let tasks = task_count(data.len(), threads).min(rows);
     if tasks == 1 {
-        let mut scratch = scratch()?;
+        let mut scratch = scratch(rows)?;
         // Into the pool once, not with each pass over a row of several parts.
         return Ok(match threads > 1 && cols > PART {
             true => rayon::scope(move |_| vec![body(0, data, &mut scratch)]),
@@ -224,7 +238,7 @@ fn each_task<'y, X: Send, C: Send, R: Send>(
     }
     let rows_per_task = rows.div_ceil(tasks);
     let mut scratch = (0..tasks)
-        .map(|_| scratch())
+        .map(|_| scratch(rows_per_task))
         .collect::<Result<Vec<_>, _>>()?;
     let stretches = data
         .par_chunks_mut(rows_per_task * cols)
@@ -235,7 +249,7 @@ fn each_task<'y, X: Send, C: Send, R: Send>(
         .collect())
 }
 
-fn no_memory<const N: usize>(name: &str, space: &RowSpace<N>) -> Error {
+pub fn no_memory<const N: usize>(name: &str, space: &RowSpace<N>) -> Error {
     Error::msg(format!(
         "{name}: requires memory for {} rows of {} columns, got none",
         space.rows, space.cols

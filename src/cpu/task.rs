@@ -29,11 +29,6 @@ impl<T: Element, const N: usize> Source<'_, T, N> {
         operand.col_stride != 1
     }
 
-    /// Rows that are gathered at a time: fewer of long ones.
-    fn block(&self) -> usize {
-        ((GATHERED * PART / 4) / self.space.cols.max(1)).clamp(1, GATHERED)
-    }
-
     /// The elements of all inputs from row `first` on, where row comes after row in each.
     fn contiguous(&self, first: usize, len: usize) -> Option<[&[T]; N]> {
         let cols = self.space.cols;
@@ -46,19 +41,29 @@ impl<T: Element, const N: usize> Source<'_, T, N> {
         }
         Some(x)
     }
+}
 
-    /// Copies rows of input `i`, from `first` on, into `rows`, one after another.
-    fn gather(&self, i: usize, first: usize, rows: &mut [T]) {
-        let (operand, cols) = (&self.space.operands[i], self.space.cols);
-        let count = rows.len() / cols;
-        let mut starts = [0; GATHERED];
-        for (row, start) in starts[..count].iter_mut().enumerate() {
-            *start = operand.row_offset(&self.space.dims, first + row);
-        }
-        for c in 0..cols {
-            for (row, start) in starts[..count].iter().enumerate() {
-                rows[row * cols + c] = self.inputs[i][start + c * operand.col_stride];
-            }
+/// Rows of `cols` columns that are gathered at a time: fewer of long ones.
+pub fn gathered(cols: usize) -> usize {
+    ((GATHERED * PART / 4) / cols.max(1)).clamp(1, GATHERED)
+}
+
+/// Copies rows of an operand whose row dims are `dims`, from `first` on, into `rows`, one after another.
+pub fn gather<X: Copy>(
+    (operand, dims): (&Operand, &[usize]),
+    input: &[X],
+    first: usize,
+    cols: usize,
+    rows: &mut [X],
+) {
+    let count = rows.len() / cols;
+    let mut starts = [0; GATHERED];
+    for (row, start) in starts[..count].iter_mut().enumerate() {
+        *start = operand.row_offset(dims, first + row);
+    }
+    for c in 0..cols {
+        for (row, start) in starts[..count].iter().enumerate() {
+            rows[row * cols + c] = input[start + c * operand.col_stride];
         }
     }
 }
@@ -74,10 +79,10 @@ pub struct Scratch<T: Element, const N: usize> {
 impl<T: Element, const N: usize> Scratch<T, N> {
     pub fn reserve<O: RowOp<N>>(source: &Source<T, N>) -> Result<Self, TryReserveError> {
         let cols = source.space.cols;
-        let mut gathered = std::array::from_fn(|_| Vec::new());
-        for (rows, operand) in gathered.iter_mut().zip(&source.space.operands) {
+        let mut copies = std::array::from_fn(|_| Vec::new());
+        for (rows, operand) in copies.iter_mut().zip(&source.space.operands) {
             if Source::<T, N>::is_gathered(operand) {
-                let len = source.block().min(source.space.rows) * cols;
+                let len = gathered(cols).min(source.space.rows) * cols;
                 rows.try_reserve_exact(len)?;
                 rows.resize(len, T::default());
             }
@@ -85,7 +90,10 @@ impl<T: Element, const N: usize> Scratch<T, N> {
         let keeps =
             O::KEEPS && cols > surely_short::<T::Compute>() && T::as_compute(&mut []).is_err();
         let kept = uninit(if keeps { cols } else { 0 })?;
-        Ok(Self { gathered, kept })
+        Ok(Self {
+            gathered: copies,
+            kept,
+        })
     }
 }
 
@@ -128,22 +136,24 @@ impl<'y, O: RowOp<N>, T: Element, const N: usize> Rows<'_, 'y, O, T, N> {
             &'y mut [MaybeUninit<T>],
         ) -> Filled<'y>,
     ) -> Filled<'y> {
-        let (source, cols) = (self.source, self.source.space.cols);
-        let block = source.block();
+        let source = self.source;
+        let (space, cols) = (source.space, source.space.cols);
+        let block = self::gathered(cols);
         let mut done = Filled::none(self.room);
         for (i, room) in self.room.chunks_mut(cols).enumerate() {
             let mut x: [&[T]; N] = [&[]; N];
             for (n, (x, gathered)) in x.iter_mut().zip(&mut self.scratch.gathered).enumerate() {
-                let operand = &source.space.operands[n];
+                let operand = &space.operands[n];
                 *x = if Source::<T, N>::is_gathered(operand) {
                     if i % block == 0 {
-                        let rows = block.min(source.space.rows - self.first - i);
-                        source.gather(n, self.first + i, &mut gathered[..rows * cols]);
+                        let rows = block.min(space.rows - self.first - i);
+                        let (at, gathered) =
+                            ((operand, &space.dims[..]), &mut gathered[..rows * cols]);
+                        gather(at, source.inputs[n], self.first + i, cols, gathered);
                     }
                     &gathered[i % block * cols..][..cols]
                 } else {
-                    &source.inputs[n][operand.row_offset(&source.space.dims, self.first + i)..]
-                        [..cols]
+                    &source.inputs[n][operand.row_offset(&space.dims, self.first + i)..][..cols]
                 };
             }
             done = done.then(row_op(self.op, x, &mut self.scratch.kept, room));

@@ -1,5 +1,8 @@
 //! The instruction sets side by side. (What the results should be: `tests/operators`, at the level that `COS_CPU` names.)
 
+mod attention;
+mod backward;
+
 use super::columns::StripOp;
 use super::row::RowOp;
 use super::simd::{forced, levels, Level};
@@ -67,7 +70,13 @@ where
             Softmax,
         )?;
         let space = RowSpace::new("op", [&layout, &layout], 1)?;
-        let dx = map_rows("op", &space, [&y, &g], inner, SoftmaxBackward)?;
+        let dx = map_rows(
+            "op",
+            &space,
+            [&y, &g],
+            inner,
+            SoftmaxBackward::new(1.0, false),
+        )?;
         Ok([y, dx].concat())
     });
     forced::at(level, || all.collect())

@@ -1,5 +1,6 @@
 //! What the passes do with each vector.
 
+use super::backward::{gradient, taken};
 use super::simd::{Simd, Visitor};
 use super::Real;
 use crate::state::Reference;
@@ -75,12 +76,13 @@ impl<C: Real, S: Simd<C>> Visitor<C, S, 1> for Alone {
     }
 }
 
-/// The sum of y·g.
-pub struct Dot<C: Real, S: Simd<C>>(pub Total<C, S>);
+/// The sum of y·g. `MASKED`: of those where y is not 0.
+pub struct Dot<C: Real, S: Simd<C>, const MASKED: bool>(pub Total<C, S>);
 
-impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Dot<C, S> {
+impl<C: Real, S: Simd<C>, const MASKED: bool> Visitor<C, S, 2> for Dot<C, S, MASKED> {
     #[inline(always)]
     fn vector(&mut self, s: S, at: usize, [y, g]: [S::V; 2]) -> S::V {
+        let g = taken::<C, S, MASKED>(s, y, g);
         self.0.lanes[at] = s.mul_add(y, g, self.0.lanes[at]);
         y
     }
@@ -91,13 +93,16 @@ impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Dot<C, S> {
     }
 }
 
-/// y·(g - s).
-pub struct Gradient<V>(pub V);
+/// scale · y·(g - dot). `MASKED`: 0 where y is.
+pub struct Gradient<V, const MASKED: bool> {
+    pub dot: V,
+    pub scale: V,
+}
 
-impl<C: Real, S: Simd<C>> Visitor<C, S, 2> for Gradient<S::V> {
+impl<C: Real, S: Simd<C>, const MASKED: bool> Visitor<C, S, 2> for Gradient<S::V, MASKED> {
     #[inline(always)]
-    fn vector(&mut self, s: S, _: usize, [y, g]: [S::V; 2]) -> S::V {
-        s.mul(y, s.sub(g, self.0))
+    fn vector(&mut self, s: S, _: usize, x: [S::V; 2]) -> S::V {
+        gradient::<C, S, MASKED>(s, x, self.dot, self.scale)
     }
 }
 

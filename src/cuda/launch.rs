@@ -2,7 +2,7 @@
 
 use super::{modules, params};
 use crate::ops::float_type;
-use crate::plan::{plan_of, Access, Extent, FloatType, LaunchPlan, RowOp};
+use crate::plan::{plan_of, Access, DeviceLimits, Extent, FloatType, LaunchPlan, RowOp};
 use crate::rows::RowSpace;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{
@@ -36,6 +36,8 @@ macro_rules! with_type {
         }
     };
 }
+
+pub(super) use with_type;
 
 /// softmax(x) over `dim`, contiguous.
 pub fn softmax(op: &'static str, x: &CudaStorage, at: &Layout, dim: usize) -> Result<CudaStorage> {
@@ -102,20 +104,9 @@ impl<const N: usize> Call<N> {
         for (operand, input) in self.space.operands.iter().zip(inputs) {
             (self.space).check_within(self.op, operand, input.len())?;
         }
-        let (rows, cols) = (self.space.rows, self.space.cols);
-        let bytes = rows
-            .checked_mul(cols)
-            .and_then(|len| len.checked_mul(size_of::<T>()));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            bail!(
-                "{}: requires memory for {rows} rows of {cols} columns, got none",
-                self.op
-            )
-        }
-        let len = rows * cols;
+        let len = self.space.rows * self.space.cols;
         // SAFETY: the kernel writes every element of every row, and the output has no others.
-        // Candle's empty tensors need a storage too; the driver refuses one of no bytes.
-        let mut out = unsafe { device.alloc::<T>(len.max(1)) }?;
+        let mut out = unsafe { new_output::<T, N>(self.op, &self.space, device) }?;
         let stream = device.cuda_stream();
         let inputs = inputs.map(|input| (input.device_ptr(&stream), input.len()));
         let mut operands: Vec<(u64, usize)> =
@@ -145,73 +136,122 @@ impl<const N: usize> Call<N> {
             return Ok(());
         }
         let limits = modules::limits(device)?;
+        let access = self.access(operands);
         let plan = plan_of(
             self.row_op,
             self.float,
             space.cols,
             Extent::of(space),
-            self.access(operands),
+            access,
             &limits,
         );
-        let Some(grid) = plan.grid(space.rows, &limits) else {
-            bail!(
-                "{}: requires at most {} blocks, got {} rows of {} columns",
-                self.op,
-                limits.max_grid_x,
-                space.rows,
-                space.cols
-            )
-        };
-        let function = modules::function(device, &plan.kernel)?;
-        let rows = params::Rows::new(self.op, space)?;
         let at: Vec<_> = (space.operands.iter().zip(operands))
             .map(|(operand, &(_, len))| params::Operand::new(operand, len))
             .collect();
-        let share = plan.share(space.rows, &limits) as i32;
-        // Where gangs meet. Zeroed by this launch, not the one before: launches of a graph, or of another stream, may
-        // run at once. Freed behind the kernel, in the order of the stream, when it is dropped.
-        let stream = device.cuda_stream();
-        let mut workspace = match plan.workspace(space.rows) {
-            0 => None,
-            words => Some(device.alloc_zeros::<u64>(words)?),
-        };
-        let workspace = (workspace.as_mut()).map(|words| words.device_ptr_mut(&stream));
-        let meeting = workspace.as_ref().map_or(0, |(pointer, _)| *pointer);
-
-        // In the order of kernels/table.cuh.
-        let mut arguments = vec![address(&rows)];
-        arguments.extend(at.iter().map(address));
-        arguments.extend(operands.iter().map(|(pointer, _)| address(pointer)));
-        arguments.push(address(&share));
-        arguments.push(address(&meeting)); // most kernels declare none, and the driver takes what they declare
-
+        let pointers: Vec<u64> = operands.iter().map(|(pointer, _)| *pointer).collect();
         // SAFETY: the arguments are those of kernels/table.cuh, in their order, for the op and element
-        // type in the kernel's name, and outlive the call. Every row of every operand lies in its storage:
+        // type in the kernel's name. Every row of every operand lies in its storage:
         // candle's layouts say so, and `Operand::len` bounds the aligned reads beside a row. The plan's
         // threads cover the columns and its shared memory the slices and chunks (tested in src/plan/tests.rs).
-        unsafe {
-            start(
-                &function,
-                &plan,
-                grid,
-                limits.dependent_launch,
-                &stream,
-                &mut arguments,
-            )
-        }
+        unsafe { run_planned(self.op, &plan, space, &limits, &at, None, &pointers, device) }
     }
 
     /// The fastest access that every operand allows.
     fn access(&self, operands: &[(u64, usize)]) -> Access {
-        // What candle allocates starts on 256 bytes; memory that a caller wrapped need not.
-        let bases_aligned = operands
-            .iter()
-            .all(|(pointer, _)| pointer.is_multiple_of(16));
-        match Access::of(&self.space, self.float) {
-            Access::Pieces if !bases_aligned => Access::Columns,
-            Access::Aligned | Access::Packed if !bases_aligned => Access::Unaligned,
-            access => access,
-        }
+        with_bases(Access::of(&self.space, self.float), operands)
+    }
+}
+
+/// Memory for an element a row and column of `space`.
+///
+/// # Safety
+///
+/// Uninitialised: all of them must be written before they are read.
+pub(super) unsafe fn new_output<T: DeviceRepr, const N: usize>(
+    op: &'static str,
+    space: &RowSpace<N>,
+    device: &CudaDevice,
+) -> Result<CudaSlice<T>> {
+    let (rows, cols) = (space.rows, space.cols);
+    let bytes = rows
+        .checked_mul(cols)
+        .and_then(|len| len.checked_mul(size_of::<T>()));
+    if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        bail!("{op}: requires memory for {rows} rows of {cols} columns, got none")
+    }
+    // SAFETY: as the caller promises. Candle's empty tensors need a storage too; the driver refuses one of no bytes.
+    unsafe { device.alloc::<T>((rows * cols).max(1)) }
+}
+
+/// The same access where the storages start on 16 bytes. What candle allocates starts on 256; memory that a caller wrapped
+/// need not.
+pub(super) fn with_bases(access: Access, operands: &[(u64, usize)]) -> Access {
+    let aligned = operands
+        .iter()
+        .all(|(pointer, _)| pointer.is_multiple_of(16));
+    match access {
+        Access::Pieces if !aligned => Access::Columns,
+        Access::Aligned | Access::Packed if !aligned => Access::Unaligned,
+        access => access,
+    }
+}
+
+/// Launches what `plan` says over the rows of `space`: operands at `at`, of `pointers`, the output last, and of attention
+/// the `score`.
+///
+/// # Safety
+///
+/// They must be the arguments that the plan's kernel declares in kernels/table.cuh, and what they point to what it may access.
+#[allow(clippy::too_many_arguments)] // what a launch is made of
+pub(super) unsafe fn run_planned<const N: usize>(
+    op: &'static str,
+    plan: &LaunchPlan,
+    space: &RowSpace<N>,
+    limits: &DeviceLimits,
+    at: &[params::Operand],
+    score: Option<&params::Score>,
+    pointers: &[u64],
+    device: &CudaDevice,
+) -> Result<()> {
+    let Some(grid) = plan.grid(space.rows, limits) else {
+        bail!(
+            "{op}: requires at most {} blocks, got {} rows of {} columns",
+            limits.max_grid_x,
+            space.rows,
+            space.cols
+        )
+    };
+    let function = modules::function(device, &plan.kernel)?;
+    let rows = params::Rows::new(op, space)?;
+    let share = plan.share(space.rows, limits) as i32;
+    // Where gangs meet. Zeroed by this launch, not the one before: launches of a graph, or of another stream, may
+    // run at once. Freed behind the kernel, in the order of the stream, when it is dropped.
+    let stream = device.cuda_stream();
+    let mut workspace = match plan.workspace(space.rows) {
+        0 => None,
+        words => Some(device.alloc_zeros::<u64>(words)?),
+    };
+    let workspace = (workspace.as_mut()).map(|words| words.device_ptr_mut(&stream));
+    let meeting = workspace.as_ref().map_or(0, |(pointer, _)| *pointer);
+
+    // In the order of kernels/table.cuh.
+    let mut arguments = vec![address(&rows)];
+    arguments.extend(at.iter().map(address));
+    arguments.extend(score.map(address));
+    arguments.extend(pointers.iter().map(address));
+    arguments.push(address(&share));
+    arguments.push(address(&meeting)); // most kernels declare none, and the driver takes what they declare
+
+    // SAFETY: as the caller promises; all arguments outlive the call.
+    unsafe {
+        start(
+            &function,
+            plan,
+            grid,
+            limits.dependent_launch,
+            &stream,
+            &mut arguments,
+        )
     }
 }
 

@@ -21,7 +21,8 @@ mod fat_binary {
 /// What is kept for a GPU.
 struct Gpu {
     limits: DeviceLimits,
-    modules: HashMap<Family, Arc<CudaModule>>,
+    /// By family, and whether of attention.
+    modules: HashMap<(Family, bool), Arc<CudaModule>>,
     functions: HashMap<Kernel, CudaFunction>,
 }
 
@@ -112,7 +113,8 @@ impl Gpu {
     fn load(&mut self, kernel: &Kernel, context: &Arc<CudaContext>) -> Result<CudaFunction> {
         // cudarc binds to load a module, but not to look for a function in it: this may be a thread's first call.
         context.bind_to_thread().w()?;
-        let module = self.module(kernel.family, context)?;
+        let attention = kernel.op.is_attention();
+        let module = self.module(kernel.family, attention, context)?;
         let function = module.load_function(&kernel.name()).w()?;
         use CUfunction_attribute as Attribute;
         let allow = |which, value| function.set_attribute(which, value).w();
@@ -154,12 +156,20 @@ impl Gpu {
         Ok(function)
     }
 
-    /// The module of `family`, loaded if this is its first use.
-    fn module(&mut self, family: Family, context: &Arc<CudaContext>) -> Result<Arc<CudaModule>> {
-        if let Some(module) = self.modules.get(&family) {
+    /// The module of `family`, or of its kernels for attention, loaded if this is its first use.
+    fn module(
+        &mut self,
+        family: Family,
+        attention: bool,
+        context: &Arc<CudaContext>,
+    ) -> Result<Arc<CudaModule>> {
+        if let Some(module) = self.modules.get(&(family, attention)) {
             return Ok(module.clone());
         }
         let image = match family {
+            Family::Warp if attention => fat_binary::ATTENTION_WARP,
+            Family::Block if attention => fat_binary::ATTENTION_BLOCK,
+            Family::Stream if attention => fat_binary::ATTENTION_STREAM,
             Family::Warp => fat_binary::WARP,
             Family::Block => fat_binary::BLOCK,
             Family::CachedCluster => fat_binary::CACHED_CLUSTER,
@@ -174,7 +184,7 @@ impl Gpu {
             Family::Chunk => fat_binary::CHUNK,
         };
         let module = context.load_module(Ptx::from_binary(image.to_vec())).w()?;
-        self.modules.insert(family, module.clone());
+        self.modules.insert((family, attention), module.clone());
         Ok(module)
     }
 }

@@ -24,6 +24,31 @@ pub struct Operand {
     strides: [i64; MAX_ROW_DIMS],
 }
 
+/// What is done to attention scores: `Score` of kernels/score.cuh. Pointers are device addresses, 0 for none.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Score {
+    pub first: i64,
+    pub last: i64,
+    pub kv_offset: i64,
+    pub added_at: Operand,
+    pub mask_at: Operand,
+    pub head_at: Operand,
+    pub query_at: Operand,
+    pub added: u64,
+    pub mask: u64,
+    pub slopes: u64,
+    pub sinks: u64,
+    pub lse: u64,
+    pub wide: u64,
+    pub scale: f32,
+    pub cap: f32,
+    pub added_wide: i32,
+    pub rest: i32,
+}
+
+// SAFETY: as below.
+unsafe impl DeviceRepr for Score {}
 // SAFETY: plain structs of i64, laid out (repr(C)) as the kernels declare them.
 unsafe impl DeviceRepr for Rows {}
 // SAFETY: as above.

@@ -33,7 +33,7 @@ impl CustomOp2 for SoftmaxBackward {
         let space = RowSpace::new(NAME, [y_layout, g_layout], self.dim)?;
         let inner = inner_len(y_layout, self.dim);
         let dx = map_float!(NAME, y, g, (y, g) => {
-            cpu::map_rows(NAME, &space, [y, g], inner, cpu::SoftmaxBackward)?
+            cpu::map_rows(NAME, &space, [y, g], inner, cpu::SoftmaxBackward::new(1.0, false))?
         });
         Ok((dx, y_layout.shape().clone()))
     }
@@ -60,8 +60,6 @@ impl CustomOp2 for SoftmaxBackward {
         metal_unsupported(NAME)
     }
 
-    /// With h the gradient of dx, s = Σ g·y and t = Σ h·y: the gradient of g is y·(h - t), the same
-    /// operator; that of y is h·(g - s) - g·t, in f32 for half types: a half cannot sum a row.
     fn bwd(
         &self,
         y: &Tensor,
@@ -70,24 +68,40 @@ impl CustomOp2 for SoftmaxBackward {
         h: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let grad_g = y.apply_op2(h, SoftmaxBackward { dim: self.dim })?;
-        let dtype = y.dtype();
-        let compute = match dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let (y, g, h) = (
-            y.to_dtype(compute)?,
-            g.to_dtype(compute)?,
-            h.to_dtype(compute)?,
-        );
-        let over = |a: &Tensor| -> Result<Tensor> {
-            match a.rank() {
-                0 => Ok(a.clone()),
-                _ => a.sum_keepdim(self.dim),
-            }
-        };
-        let (s, t) = (over(&(&g * &y)?)?, over(&(&h * &y)?)?);
-        let grad_y = ((&h * g.broadcast_sub(&s)?)? - g.broadcast_mul(&t)?)?;
-        Ok((Some(grad_y.to_dtype(dtype)?), Some(grad_g)))
+        let grad_y = gradient_of_y(y, g, h, self.dim, 1.0)?;
+        Ok((Some(grad_y), Some(grad_g)))
     }
+}
+
+/// With dx = scale · y·(g - s), s = Σ g·y, h the gradient of dx and t = Σ h·y: the gradient of g is scale · y·(h - t), the
+/// same operator; that of y is this, scale · (h·(g - s) - g·t), in f32 for half types: a half cannot sum a row.
+pub(super) fn gradient_of_y(
+    y: &Tensor,
+    g: &Tensor,
+    h: &Tensor,
+    dim: usize,
+    scale: f32,
+) -> Result<Tensor> {
+    let dtype = y.dtype();
+    let compute = match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let (y, g, h) = (
+        y.to_dtype(compute)?,
+        g.to_dtype(compute)?,
+        h.to_dtype(compute)?,
+    );
+    let over = |a: &Tensor| -> Result<Tensor> {
+        match a.rank() {
+            0 => Ok(a.clone()),
+            _ => a.sum_keepdim(dim),
+        }
+    };
+    let (s, t) = (over(&(&g * &y)?)?, over(&(&h * &y)?)?);
+    let mut grad = ((&h * g.broadcast_sub(&s)?)? - g.broadcast_mul(&t)?)?;
+    if scale != 1.0 {
+        grad = (grad * f64::from(scale))?;
+    }
+    grad.to_dtype(dtype)
 }

@@ -1,11 +1,12 @@
 //! Which plan a row gets: the thresholds, with the measurements that set them.
 
+use super::attention::attention_plan;
 use super::slabs::slab_plan;
 use super::tiles::{cached_tile_plan, square_plan, tile_plan};
 use super::{Access, DeviceLimits, Extent, Family, FloatType, Kernel, LaunchPlan, RowOp};
 
 /// Threads of a block in the warp family: 4 warps, so that a block's end idles at most 3 of them.
-const WARP_BLOCK: usize = 128;
+pub(super) const WARP_BLOCK: usize = 128;
 /// Lanes and vectors of the warp family's kernels, shortest rows first. Two vectors a lane until the warp is
 /// whole: 32768x128 bf16 takes 5.88 us with 8 x 2, as with 4 x 4, f32 10.25 with 16 x 2, 10.33 with 8 x 4.
 const WARP_SHAPES: [(usize, usize); 8] = [
@@ -93,7 +94,7 @@ fn block_shapes(op: RowOp, dtype: FloatType, limits: &DeviceLimits) -> [(usize, 
         }
         (RowOp::Softmax, FloatType::F16 | FloatType::BF16) => [(2, 128), (4, 512)],
         (RowOp::Softmax, FloatType::F32 | FloatType::F64) => [(8, 128), (4, 512)],
-        (RowOp::SoftmaxBackward, _) => [(2, 512), (4, 384)],
+        _ => [(2, 512), (4, 384)],
     }
 }
 
@@ -104,7 +105,7 @@ fn most_unaligned(op: RowOp, dtype: FloatType) -> usize {
     match (op, dtype.size()) {
         (RowOp::Softmax, 2) => 640,
         (RowOp::Softmax, _) => 1024,
-        (RowOp::SoftmaxBackward, _) => 512,
+        _ => 512,
     }
 }
 
@@ -128,6 +129,9 @@ pub fn plan_of(
     access: Access,
     limits: &DeviceLimits,
 ) -> LaunchPlan {
+    if op.is_attention() {
+        return attention_plan(op, dtype, cols, access, limits);
+    }
     // Of halves side by side tiles in registers are faster: 65536x7x7 bf16 takes 8.7 us, 9.6 in slabs.
     let in_registers_instead =
         op == RowOp::Softmax && dtype.size() == 2 && access == Access::Columns;
@@ -200,15 +204,16 @@ pub fn plan_of(
         }
     }
 
+    let stream = kernel(Family::Stream, 0, STREAM_VECTORS);
     let kernel = |family| kernel(family, 0, 0);
     cluster_plan(kernel(Family::Cluster), row_vectors, whole, limits)
         .map(in_registers)
         .or_else(|| gang_plan(kernel(Family::Gang), row_vectors, limits))
-        .unwrap_or_else(|| stream_plan(kernel(Family::Stream), row_vectors, limits))
+        .unwrap_or_else(|| stream_plan(stream, row_vectors, limits))
 }
 
 /// One block for each row, of `slice` vectors: what the other plans differ from.
-fn one_block(kernel: Kernel, threads_per_row: usize, slice: usize) -> LaunchPlan {
+pub(super) fn one_block(kernel: Kernel, threads_per_row: usize, slice: usize) -> LaunchPlan {
     LaunchPlan {
         kernel,
         threads_per_row,
@@ -312,7 +317,7 @@ fn blocks(kernel: &Kernel, row_vectors: usize, whole: bool) -> Option<usize> {
         RowOp::Softmax if row_vectors <= SLICE_OF_EIGHT * 8 && !vocabulary => {
             Some(of(SLICE)?.min(8))
         }
-        RowOp::Softmax => of(SLICE),
+        _ => of(SLICE),
     }
 }
 
@@ -367,11 +372,11 @@ fn gang_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> Optio
 }
 
 /// A gang that streams, of one block an SM at most, which is half of what runs at once.
-fn stream_plan(kernel: Kernel, row_vectors: usize, limits: &DeviceLimits) -> LaunchPlan {
-    let kernel = Kernel {
-        vectors: STREAM_VECTORS,
-        ..kernel
-    };
+pub(super) fn stream_plan(
+    kernel: Kernel,
+    row_vectors: usize,
+    limits: &DeviceLimits,
+) -> LaunchPlan {
     let gang = row_vectors
         .div_ceil(STREAM_LEAST)
         .min(limits.multiprocessors);
@@ -390,7 +395,7 @@ fn in_registers(shared: LaunchPlan) -> LaunchPlan {
     let kernel = shared.kernel;
     let vectors: &[usize] = match kernel.op {
         RowOp::Softmax => &CACHED_VECTORS,
-        RowOp::SoftmaxBackward => &CACHED_VECTORS_BACKWARD,
+        _ => &CACHED_VECTORS_BACKWARD,
     };
     let fits = |&&vectors: &&usize| shared.slice <= vectors * SLICE_THREADS;
     match vectors.iter().find(fits) {

@@ -177,8 +177,8 @@ fn squares_of(op: RowOp, dtype: FloatType) -> (usize, usize) {
     match (op, dtype.size()) {
         (RowOp::Softmax, 2) => (1, 384),
         (RowOp::Softmax, _) => (2, 512),
-        (RowOp::SoftmaxBackward, 8) => (2, 256),
-        (RowOp::SoftmaxBackward, _) => (1, 256),
+        (_, 8) => (2, 256),
+        _ => (1, 256),
     }
 }
 

@@ -37,13 +37,13 @@ struct Params {
 /// A number, or "inf", "-inf", "nan".
 #[derive(Deserialize, Clone)]
 #[serde(untagged)]
-enum Number {
+pub enum Number {
     Value(f64),
     Word(String),
 }
 
 impl Number {
-    fn value(&self) -> f64 {
+    pub fn value(&self) -> f64 {
         match self {
             Self::Value(v) => *v,
             Self::Word(word) => word.parse().expect("inf, -inf or nan"),

@@ -19,7 +19,7 @@ on_devices!(
 
 /// The error's text has every one of these words, whatever their case.
 #[track_caller]
-fn assert_says<T>(result: Result<T>, words: &[&str]) {
+pub fn assert_says<T>(result: Result<T>, words: &[&str]) {
     let Err(error) = result else {
         panic!("no error; it should say {words:?}");
     };

@@ -11,7 +11,7 @@ on_devices_by_dtype!(views_in_place);
 on_devices!(special_values_in_place, broadcast_in_place_is_an_error);
 
 /// Which elements of the base a view sees.
-fn seen(view: &View) -> Result<HashSet<usize>> {
+pub fn seen(view: &View) -> Result<HashSet<usize>> {
     let count: usize = view.base.iter().product();
     let index = Tensor::arange(0, count as u32, &Device::Cpu)?.reshape(view.base.clone())?;
     let index = (view.make)(&index)?.flatten_all()?.to_vec1::<u32>()?;

@@ -10,6 +10,7 @@
 //! | `accuracy`, `semantics`, `layouts`, `inplace`, `invariance` | the forward pass |
 //! | `gradients`, `gradient_layouts`, `second_order` | the backward pass and the backward of the backward |
 //! | `cases`, `errors`, `properties` | public bug reports, bad input, random input |
+//! | `attention_*` | the same of attention's softmax, and `sdpa`: features, shapes, layouts, invariance, ... |
 //! | `graph`, `giant`, `threads` | CUDA graphs, tensors past 2^32 elements, concurrent callers |
 //!
 //! `cargo test --test operators` runs the CPU half. On a machine with a GPU:
@@ -19,12 +20,24 @@
 #[macro_use]
 mod devices;
 
+mod attention_inputs;
+mod attention_reference;
 mod compare;
 mod inputs;
 mod reference;
 mod views;
 
 mod accuracy;
+mod attention_cases;
+mod attention_errors;
+mod attention_features;
+mod attention_gradients;
+mod attention_invariance;
+mod attention_layouts;
+mod attention_properties;
+mod attention_sdpa;
+mod attention_semantics;
+mod attention_shapes;
 mod cases;
 mod errors;
 mod giant;

@@ -119,6 +119,7 @@ impl Simd<f32> for Avx2 {
         add(a, b) = _mm256_add_ps(a, b);
         sub(a, b) = _mm256_sub_ps(a, b);
         mul(a, b) = _mm256_mul_ps(a, b);
+        div(a, b) = _mm256_div_ps(a, b);
         mul_add(a, b, c) = _mm256_fmadd_ps(a, b, c);
         max(a, b) = _mm256_max_ps(a, b);
     }
@@ -126,6 +127,27 @@ impl Simd<f32> for Avx2 {
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn where_less(self, a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
+        unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn unless_zero(self, y: __m256, v: __m256) -> __m256 {
+        unsafe {
+            let zero = _mm256_setzero_ps();
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(y, zero), v)
+        }
+    }
+    #[inline(always)]
+    fn keep(self, v: __m256, mask: &[u8]) -> __m256 {
+        unsafe {
+            let bytes = _mm_loadl_epi64(mask[..8].as_ptr().cast());
+            let lanes = _mm256_cvtepu8_epi32(bytes);
+            let masked = _mm256_cmpeq_epi32(lanes, _mm256_setzero_si256());
+            let fill = self.splat(f32::NEG_INFINITY);
+            _mm256_blendv_ps(v, fill, _mm256_castsi256_ps(masked))
+        }
     }
     #[inline(always)]
     fn powers(self, low: f32) -> [__m256i; 2] {
@@ -177,6 +199,7 @@ impl Simd<f64> for Avx2 {
         add(a, b) = _mm256_add_pd(a, b);
         sub(a, b) = _mm256_sub_pd(a, b);
         mul(a, b) = _mm256_mul_pd(a, b);
+        div(a, b) = _mm256_div_pd(a, b);
         mul_add(a, b, c) = _mm256_fmadd_pd(a, b, c);
         max(a, b) = _mm256_max_pd(a, b);
     }
@@ -184,6 +207,27 @@ impl Simd<f64> for Avx2 {
     #[inline(always)]
     fn splat(self, x: f64) -> __m256d {
         unsafe { _mm256_set1_pd(x) }
+    }
+    #[inline(always)]
+    fn where_less(self, a: __m256d, b: __m256d, x: __m256d, y: __m256d) -> __m256d {
+        unsafe { _mm256_blendv_pd(y, x, _mm256_cmp_pd::<_CMP_LT_OQ>(a, b)) }
+    }
+    #[inline(always)]
+    fn unless_zero(self, y: __m256d, v: __m256d) -> __m256d {
+        unsafe {
+            let zero = _mm256_setzero_pd();
+            _mm256_and_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(y, zero), v)
+        }
+    }
+    #[inline(always)]
+    fn keep(self, v: __m256d, mask: &[u8]) -> __m256d {
+        unsafe {
+            let bytes = _mm_cvtsi32_si128(i32::from_ne_bytes([mask[0], mask[1], mask[2], mask[3]]));
+            let lanes = _mm256_cvtepu8_epi64(bytes);
+            let masked = _mm256_cmpeq_epi64(lanes, _mm256_setzero_si256());
+            let fill = self.splat(f64::NEG_INFINITY);
+            _mm256_blendv_pd(v, fill, _mm256_castsi256_pd(masked))
+        }
     }
     #[inline(always)]
     fn powers(self, low: f64) -> __m256i {

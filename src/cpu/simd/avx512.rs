@@ -99,6 +99,7 @@ impl Simd<f32> for Avx512 {
         add(a, b) = _mm512_add_ps(a, b);
         sub(a, b) = _mm512_sub_ps(a, b);
         mul(a, b) = _mm512_mul_ps(a, b);
+        div(a, b) = _mm512_div_ps(a, b);
         mul_add(a, b, c) = _mm512_fmadd_ps(a, b, c);
         max(a, b) = _mm512_max_ps(a, b);
     }
@@ -106,6 +107,25 @@ impl Simd<f32> for Avx512 {
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn where_less(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        unsafe { _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), x) }
+    }
+    #[inline(always)]
+    fn unless_zero(self, y: __m512, v: __m512) -> __m512 {
+        unsafe {
+            let zero = _mm512_setzero_ps();
+            _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(y, zero), v)
+        }
+    }
+    #[inline(always)]
+    fn keep(self, v: __m512, mask: &[u8]) -> __m512 {
+        unsafe {
+            let bytes = _mm_loadu_si128(mask[..16].as_ptr().cast());
+            let kept = _mm_test_epi8_mask(bytes, bytes);
+            _mm512_mask_mov_ps(self.splat(f32::NEG_INFINITY), kept, v)
+        }
     }
     #[inline(always)]
     fn powers(self, low: f32) -> __m512i {
@@ -156,6 +176,7 @@ impl Simd<f64> for Avx512 {
         add(a, b) = _mm512_add_pd(a, b);
         sub(a, b) = _mm512_sub_pd(a, b);
         mul(a, b) = _mm512_mul_pd(a, b);
+        div(a, b) = _mm512_div_pd(a, b);
         mul_add(a, b, c) = _mm512_fmadd_pd(a, b, c);
         max(a, b) = _mm512_max_pd(a, b);
     }
@@ -163,6 +184,25 @@ impl Simd<f64> for Avx512 {
     #[inline(always)]
     fn splat(self, x: f64) -> __m512d {
         unsafe { _mm512_set1_pd(x) }
+    }
+    #[inline(always)]
+    fn where_less(self, a: __m512d, b: __m512d, x: __m512d, y: __m512d) -> __m512d {
+        unsafe { _mm512_mask_mov_pd(y, _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b), x) }
+    }
+    #[inline(always)]
+    fn unless_zero(self, y: __m512d, v: __m512d) -> __m512d {
+        unsafe {
+            let zero = _mm512_setzero_pd();
+            _mm512_maskz_mov_pd(_mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(y, zero), v)
+        }
+    }
+    #[inline(always)]
+    fn keep(self, v: __m512d, mask: &[u8]) -> __m512d {
+        unsafe {
+            let bytes = _mm_loadl_epi64(mask[..8].as_ptr().cast());
+            let kept = _mm_test_epi8_mask(bytes, bytes) as u8;
+            _mm512_mask_mov_pd(self.splat(f64::NEG_INFINITY), kept, v)
+        }
     }
     #[inline(always)]
     fn powers(self, low: f64) -> __m512i {

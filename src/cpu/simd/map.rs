@@ -7,6 +7,9 @@ use std::mem::MaybeUninit;
 /// Additions to each accumulator of a sum before `chunk_end`: with the five that fold them, 12 roundings, 7e-7 in f32.
 pub const ADDITIONS: usize = 8;
 
+/// Lanes of a vector, at most.
+const MOST_LANES: usize = 16;
+
 /// What is done with the vectors of `M` inputs. All `#[inline(always)]`.
 pub trait Visitor<C: Real, S: Simd<C>, const M: usize> {
     /// The vector that comes of these. `at`: the accumulator that the lanes belong to.
@@ -183,6 +186,65 @@ pub fn map_in_place<E, S>(
             s.store_part(f.vector(s, at, load_part(s, [x], 0, fill)), &mut room[o..]);
         }
     );
+}
+
+/// Writes `f(y, x)` over each vector of `y`, x being that of `x`, of the same length. (No accumulators, and so two copies of
+/// `f` where a walk has a dozen.)
+#[inline(always)]
+pub fn combine<E, S>(
+    s: S,
+    x: &[E],
+    y: &mut [E::Compute],
+    f: impl Fn(<S as Simd<E::Compute>>::V, <S as Simd<E::Compute>>::V) -> <S as Simd<E::Compute>>::V,
+) where
+    E: Element,
+    S: Access<E> + Access<E::Compute>,
+{
+    assert_eq!(x.len(), y.len());
+    let (n, fill, mut o) = (<S as Simd<E::Compute>>::N, E::Compute::ZERO, 0);
+    while o + n <= x.len() {
+        let v = f(s.load(&y[o..o + n]), s.load(&x[o..o + n]));
+        put(s, v, &mut y[o..o + n]);
+        o += n;
+    }
+    if o < x.len() {
+        let v = f(s.load_part(&y[o..], fill), s.load_part(&x[o..], fill));
+        put_part(s, v, &mut y[o..]);
+    }
+}
+
+/// -inf over the numbers where `mask`, of the same length, is 0.
+#[inline(always)]
+pub fn keep<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
+    s: S,
+    y: &mut [C],
+    mask: &[u8],
+) {
+    assert_eq!(mask.len(), y.len());
+    let n = <S as Simd<C>>::N;
+    let mut o = 0;
+    while o + n <= y.len() {
+        let v = s.keep(s.load(&y[o..o + n]), &mask[o..o + n]);
+        put(s, v, &mut y[o..o + n]);
+        o += n;
+    }
+    if o < y.len() {
+        let mut bytes = [0; MOST_LANES];
+        bytes[..mask.len() - o].copy_from_slice(&mask[o..]);
+        let v = s.keep(s.load_part(&y[o..], C::ZERO), &bytes);
+        put_part(s, v, &mut y[o..]);
+    }
+}
+
+/// Writes the first lanes over numbers there are, fewer than a vector has.
+#[inline(always)]
+fn put_part<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
+    s: S,
+    v: <S as Simd<C>>::V,
+    lanes: &mut [C],
+) {
+    // SAFETY: `store_part` writes numbers.
+    s.store_part(v, unsafe { super::as_room(lanes) });
 }
 
 /// The vector at `o` of a slice that may end before it does, or begins.

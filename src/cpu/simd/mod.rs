@@ -27,9 +27,11 @@ mod memory;
 mod portable;
 
 use map::largest_of;
-pub use map::{each, load_short, map, map_in_place, put, store_short, Visitor, ADDITIONS};
+pub use map::{
+    combine, each, keep, load_short, map, map_in_place, put, store_short, Visitor, ADDITIONS,
+};
 use memory::as_room;
-pub use memory::{filled, filled_strips, overwrite, uninit, Filled, FilledStrip, Strip};
+pub use memory::{fill, filled, filled_strips, overwrite, uninit, Filled, FilledStrip, Strip};
 
 use super::{Element, Real};
 use std::mem::MaybeUninit;
@@ -47,10 +49,17 @@ pub trait Simd<C: Real>: Copy + Send + Sync {
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The larger one; `b` where either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `x` in the lanes where `a` is less than `b`, else `y`.
+    fn where_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// +0 in the lanes where `y` is 0, else those of `v`.
+    fn unless_zero(self, y: Self::V, v: Self::V) -> Self::V;
+    /// `v` in the lanes where `mask`, which has `N` bytes or more, is not 0; -inf in the others.
+    fn keep(self, v: Self::V, mask: &[u8]) -> Self::V;
     /// For `power` with `low`, ROUND and the integer that stands for 0.
     fn powers(self, low: C) -> Self::Powers;
     /// 2^((k - low) / STEPS), scaled so that 1 comes of `low` + STEPS · BIAS; 0 for k = low. k: ROUND and an integer.

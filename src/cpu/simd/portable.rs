@@ -32,12 +32,35 @@ macro_rules! simd {
                 std::array::from_fn(|i| a[i] * b[i])
             }
             #[inline(always)]
+            fn div(self, a: Self::V, b: Self::V) -> Self::V {
+                std::array::from_fn(|i| a[i] / b[i])
+            }
+            #[inline(always)]
             fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
                 std::array::from_fn(|i| a[i].fused(b[i], c[i]))
             }
             #[inline(always)]
             fn max(self, a: Self::V, b: Self::V) -> Self::V {
                 std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+            }
+            #[inline(always)]
+            fn where_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
+                std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+            }
+            #[inline(always)]
+            fn unless_zero(self, y: Self::V, v: Self::V) -> Self::V {
+                std::array::from_fn(|i| if y[i] == 0.0 { 0.0 } else { v[i] })
+            }
+            #[inline(always)]
+            fn keep(self, v: Self::V, mask: &[u8]) -> Self::V {
+                let mask = &mask[..$n];
+                std::array::from_fn(|i| {
+                    if mask[i] != 0 {
+                        v[i]
+                    } else {
+                        $real::NEG_INFINITY
+                    }
+                })
             }
             #[inline(always)]
             fn powers(self, low: $real) -> Self::Powers {
