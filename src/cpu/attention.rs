@@ -8,9 +8,12 @@ use super::rows::{each_task, no_memory, on_own_threads, own_threads, TASKS_PER_T
 use super::simd::{fill, filled, overwrite, Filled, Kernel, Vectors};
 use super::task::PART;
 use super::{Element, Real};
-use crate::scores::SCORES;
+use crate::scores::{Band, SCORES};
 use candle_core::Result;
 use std::collections::TryReserveError;
+
+/// Bytes of a row that are asked for ahead: further on, the processor sees where it goes.
+const AHEAD: usize = 4096;
 
 type Reserved<T> = std::result::Result<T, TryReserveError>;
 
@@ -114,10 +117,9 @@ fn in_shares<T: ResultOf<T>>(scores: &mut [T], biases: &Biases<T>) -> Reserved<(
     let (rows, cols) = (biases.rows.space.rows, biases.rows.space.cols);
     let threads = own_threads(scores.len(), rows);
     // Causal rows are of unequal work.
-    let shares = if threads == 1 {
-        1
-    } else {
-        rows.min(TASKS_PER_THREAD * threads)
+    let shares = match threads {
+        1 => 1,
+        threads => rows.min(TASKS_PER_THREAD * threads),
     };
     let each = rows.div_ceil(shares);
     let scratch = (0..shares)
@@ -158,6 +160,16 @@ impl<'a, T: Element> Scratch<'a, T> {
         })
     }
 
+    /// Asks for what is about kept of the next row, of scores `x`, where a band skips a part of each: the processor does
+    /// not see where it begins. (Causal, 12 x 512 x 512 f32: 40% of the time was waiting for that.)
+    #[inline(always)]
+    fn prefetch<S: Vectors<T>>(&self, s: S, x: &[T]) {
+        if self.biases.op.band != Band::ALL {
+            let ((keys, _), most) = (self.logits.made(), AHEAD / size_of::<T>());
+            s.prefetch(&x[keys.start..keys.end.min(keys.start + most)]);
+        }
+    }
+
     /// The logits of row `row`, of scores `x`, to `room` as probabilities.
     #[inline(always)]
     fn probabilities<'y, S: Vectors<T>>(
@@ -166,16 +178,19 @@ impl<'a, T: Element> Scratch<'a, T> {
         row: usize,
         room: Room<'y, T>,
     ) -> Filled<'y> {
-        let (keys, sink) = (self.biases.keys(row), self.biases.sink(row));
-        let logits = &self.logits.made()[..keys.len()];
+        let (sink, (keys, logits)) = (self.biases.sink(row), self.logits.made());
         let kept = &mut self.kept[..keys.len()];
         self.parts.clear();
         for (t, kept) in logits.chunks(PART).zip(kept.chunks_mut(PART)) {
-            overwrite(kept, |room| {
-                let (part, kept) = Softmax.read::<T::Compute, S>(s, [t], room);
-                self.parts.push(part);
-                Filled::of(kept)
-            });
+            overwrite(
+                kept,
+                #[inline(always)]
+                |room| {
+                    let (part, kept) = Softmax.read::<T::Compute, S>(s, [t], room);
+                    self.parts.push(part);
+                    Filled::of(kept)
+                },
+            );
         }
         let parts = self.parts.iter().copied();
         let of_row = Softmax.merge(parts.clone().chain(sink.map(SoftmaxPart::of)));
@@ -189,9 +204,11 @@ impl<'a, T: Element> Scratch<'a, T> {
         };
         let (before, room) = room.split_at(keys.start);
         let (mut within, after) = room.split_at(keys.len());
-        let mut done = blank(before, masked);
+        let mut done = blank(s, before, masked);
         if of_row.is_nothing() {
-            return done.then(blank(within, masked)).then(blank(after, masked));
+            return done
+                .then(blank(s, within, masked))
+                .then(blank(s, after, masked));
         }
         for (part, kept) in parts.zip(kept.chunks(PART)) {
             let (room, rest) = within.split_at(kept.len());
@@ -204,7 +221,7 @@ impl<'a, T: Element> Scratch<'a, T> {
                 }
             });
         }
-        done.then(blank(after, masked))
+        done.then(blank(s, after, masked))
     }
 }
 
@@ -217,10 +234,10 @@ fn empty<X>(len: usize) -> Reserved<Vec<X>> {
 
 /// Writes `x` to all of `room`.
 #[inline(always)]
-fn blank<T: Element>(room: Room<'_, T>, x: T::Compute) -> Filled<'_> {
+fn blank<T: Element, S: Vectors<T>>(s: S, room: Room<'_, T>, x: T::Compute) -> Filled<'_> {
     match room {
-        Room::Narrow(room) => Filled::of(fill(room, T::narrow(x))),
-        Room::Wide(room) => Filled::of(fill(room, x)),
+        Room::Narrow(room) => Filled::of(fill(s, room, x)),
+        Room::Wide(room) => Filled::of(fill::<T::Compute, S>(s, room, x)),
     }
 }
 
@@ -240,11 +257,14 @@ impl<'y, T: Element> Kernel<T> for Rows<'_, '_, 'y, T> {
     fn run<S: Vectors<T>>(self, s: S) -> Filled<'y> {
         let cols = self.scratch.biases.rows.space.cols;
         let (none, mut room) = self.room.split_at(0);
-        let mut done = blank(none, T::Compute::ZERO);
+        let mut done = blank(s, none, T::Compute::ZERO);
         for row in self.first..self.first + self.rows {
             let (this, rest) = room.split_at(cols);
             room = rest;
             self.scratch.logits.make(s, row, self.scores.row(row));
+            if let Some(next) = self.scores.next(row + 1) {
+                self.scratch.prefetch(s, next);
+            }
             done = done.then(self.scratch.probabilities(s, row, this));
         }
         done
@@ -264,12 +284,20 @@ impl<T: ResultOf<T>> Kernel<T> for InPlace<'_, '_, T> {
     #[inline(always)]
     fn run<S: Vectors<T>>(self, s: S) {
         let cols = self.scratch.biases.rows.space.cols;
-        for (i, row) in self.rows.chunks_mut(cols).enumerate() {
+        let (mut rows, mut i) = (self.rows, self.first);
+        while !rows.is_empty() {
+            let (row, rest) = rows.split_at_mut(cols);
             // From here on the scores are not needed.
-            self.scratch.logits.make(s, self.first + i, row);
-            overwrite(row, |room| {
-                self.scratch.probabilities(s, self.first + i, T::room(room))
-            });
+            self.scratch.logits.make(s, i, row);
+            if !rest.is_empty() {
+                self.scratch.prefetch(s, &rest[..cols]);
+            }
+            overwrite(
+                row,
+                #[inline(always)]
+                |room| self.scratch.probabilities(s, i, T::room(room)),
+            );
+            (rows, i) = (rest, i + 1);
         }
     }
 }

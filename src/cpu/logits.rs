@@ -1,7 +1,7 @@
 //! What the softmax of attention scores is taken of, a row at a time.
 
 use super::biases::{Added, Biases};
-use super::simd::{combine, keep, Vectors};
+use super::simd::{combine, keep, Access, Vectors};
 use super::softcap::Softcap;
 use super::task::{gather, gathered};
 use super::{Element, Real};
@@ -42,6 +42,14 @@ impl<'a, X: Copy + Default> RowsOf<'a, X> {
         })
     }
 
+    /// Row `row` where it is read from soon, if it is not the copy and there is one.
+    #[inline(always)]
+    pub fn next(&self, row: usize) -> Option<&[X]> {
+        let (space, at) = (self.space, self.operand);
+        let here = at.col_stride == 1 && row < space.rows;
+        here.then(|| &self.data[at.row_offset(&space.dims, row)..][..space.cols])
+    }
+
     #[inline(always)]
     pub fn row(&mut self, row: usize) -> &[X] {
         let (space, cols) = (self.space, self.space.cols);
@@ -62,6 +70,7 @@ pub struct Logits<'a, T: Element> {
     biases: &'a Biases<'a, T>,
     added: Option<AddedRows<'a, T>>,
     mask: Option<RowsOf<'a, u8>>,
+    keys: Range<usize>,
     logits: Vec<T::Compute>,
 }
 
@@ -87,6 +96,7 @@ impl<'a, T: Element> Logits<'a, T> {
             biases,
             added,
             mask: mask.transpose()?,
+            keys: 0..0,
             logits: zeros(space.cols)?,
         })
     }
@@ -103,34 +113,46 @@ impl<'a, T: Element> Logits<'a, T> {
         };
         let mask = self.mask.as_mut().map(|rows| rows.row(row));
         let slope = biases.slope(row);
+        self.keys = keys.clone();
         let logits = &mut self.logits[..keys.len()];
         let starts = keys.clone().step_by(BLOCK);
         for (t, start) in logits.chunks_mut(BLOCK).zip(starts) {
             let block = start..start + t.len();
             let x = &x[block.clone()];
+            // A closure is inlined into the vectors' level, or it is a call with vectors in memory.
             match biases.op.softcap {
-                None => combine(s, x, t, |_, x| s.mul(x, scale)),
+                None => combine(
+                    s,
+                    x,
+                    t,
+                    #[inline(always)]
+                    |_, x| s.mul(x, scale),
+                ),
                 Some(cap) => {
                     let cap = Softcap::<T::Compute, S>::new(s, cap);
-                    combine(s, x, t, |_, x| cap.of(s, s.mul(x, scale)));
+                    combine(
+                        s,
+                        x,
+                        t,
+                        #[inline(always)]
+                        |_, x| cap.of(s, s.mul(x, scale)),
+                    );
                 }
             }
             if let Some((slope, distances)) = slope {
-                // The product is rounded first.
                 let slope = s.splat(slope);
-                let distances = &distances[block.clone()];
-                combine(s, distances, t, |t, distance| {
-                    s.sub(t, s.mul(slope, distance))
-                });
+                combine(
+                    s,
+                    &distances[block.clone()],
+                    t,
+                    #[inline(always)]
+                    |t, distance| s.sub(t, s.mul(slope, distance)), // the product is rounded first
+                );
             }
             match &added {
                 None => {}
-                Some(Added::Narrow(added)) => {
-                    combine(s, &added[block.clone()], t, |t, a| s.add(t, a))
-                }
-                Some(Added::Wide(added)) => {
-                    combine(s, &added[block.clone()], t, |t, a| s.add(t, a))
-                }
+                Some(Added::Narrow(added)) => add::<T, S>(s, &added[block.clone()], t),
+                Some(Added::Wide(added)) => add::<T::Compute, S>(s, &added[block.clone()], t),
             }
             if let Some(mask) = mask {
                 keep(s, t, &mask[block]);
@@ -138,11 +160,23 @@ impl<'a, T: Element> Logits<'a, T> {
         }
     }
 
-    /// The last that were made, first of all.
+    /// The last that were made, and of which keys.
     #[inline(always)]
-    pub fn made(&self) -> &[T::Compute] {
-        &self.logits
+    pub fn made(&self) -> (Range<usize>, &[T::Compute]) {
+        (self.keys.clone(), &self.logits[..self.keys.len()])
     }
+}
+
+/// Adds `x` to `t`.
+#[inline(always)]
+fn add<E: Element, S: Access<E> + Access<E::Compute>>(s: S, x: &[E], t: &mut [E::Compute]) {
+    combine(
+        s,
+        x,
+        t,
+        #[inline(always)]
+        |t, x| s.add(t, x),
+    );
 }
 
 /// Zeros, if there is memory for them.

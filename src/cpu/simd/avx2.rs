@@ -132,6 +132,7 @@ impl Simd<f32> for Avx2 {
     fn where_less(self, a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
         unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
     }
+    prefetch! {}
     #[inline(always)]
     fn unless_zero(self, y: __m256, v: __m256) -> __m256 {
         unsafe {
@@ -212,6 +213,7 @@ impl Simd<f64> for Avx2 {
     fn where_less(self, a: __m256d, b: __m256d, x: __m256d, y: __m256d) -> __m256d {
         unsafe { _mm256_blendv_pd(y, x, _mm256_cmp_pd::<_CMP_LT_OQ>(a, b)) }
     }
+    prefetch! {}
     #[inline(always)]
     fn unless_zero(self, y: __m256d, v: __m256d) -> __m256d {
         unsafe {

@@ -112,6 +112,7 @@ impl Simd<f32> for Avx512 {
     fn where_less(self, a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
         unsafe { _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), x) }
     }
+    prefetch! {}
     #[inline(always)]
     fn unless_zero(self, y: __m512, v: __m512) -> __m512 {
         unsafe {
@@ -189,6 +190,7 @@ impl Simd<f64> for Avx512 {
     fn where_less(self, a: __m512d, b: __m512d, x: __m512d, y: __m512d) -> __m512d {
         unsafe { _mm512_mask_mov_pd(y, _mm512_cmp_pd_mask::<_CMP_LT_OQ>(a, b), x) }
     }
+    prefetch! {}
     #[inline(always)]
     fn unless_zero(self, y: __m512d, v: __m512d) -> __m512d {
         unsafe {

@@ -247,6 +247,21 @@ fn put_part<C: Real + Element<Compute = C>, S: Simd<C> + Access<C>>(
     s.store_part(v, unsafe { super::as_room(lanes) });
 }
 
+/// Writes `x` to all of `y`.
+#[inline(always)]
+pub fn fill<E: Element, S: Access<E>>(s: S, y: &mut [MaybeUninit<E>], x: E::Compute) -> &mut [E] {
+    let v = s.splat(x);
+    let (whole, part) = y.split_at_mut(y.len() / S::N * S::N);
+    for y in whole.chunks_exact_mut(S::N) {
+        s.store(v, y);
+    }
+    if !part.is_empty() {
+        s.store_part(v, part);
+    }
+    // SAFETY: each element of both was written.
+    unsafe { y.assume_init_mut() }
+}
+
 /// The vector at `o` of a slice that may end before it does, or begins.
 #[inline(always)]
 pub fn load_short<E: Element, S: Access<E>>(s: S, x: &[E], o: usize, fill: E::Compute) -> S::V {

@@ -165,14 +165,6 @@ pub fn uninit<E: Copy>(len: usize) -> Result<Vec<MaybeUninit<E>>, TryReserveErro
     Ok(elements)
 }
 
-/// Writes `x` to all of `room`.
-#[inline(always)]
-pub fn fill<E: Element>(room: &mut [MaybeUninit<E>], x: E) -> &mut [E] {
-    room.fill(MaybeUninit::new(x));
-    // SAFETY: each element was written.
-    unsafe { room.assume_init_mut() }
-}
-
 /// Elements there are as room for others.
 ///
 /// # Safety
@@ -184,12 +176,13 @@ pub unsafe fn as_room<E: Element>(elements: &mut [E]) -> &mut [MaybeUninit<E>] {
 }
 
 /// Writes all of `elements` anew.
+#[inline(always)]
 pub fn overwrite<E: Element>(
     elements: &mut [E],
     fill: impl for<'a> FnOnce(&'a mut [MaybeUninit<E>]) -> Filled<'a>,
 ) {
     let all = (elements.as_ptr().addr(), size_of_val(elements));
-    // SAFETY: this crate writes to room by `Access::store` and `fill`, which write elements; and `filled` is proof of that.
+    // SAFETY: this crate writes to room by `Access::store` alone, which writes elements; and `filled` is proof of that.
     let filled = fill(unsafe { as_room(elements) });
     assert_eq!((filled.start, filled.bytes), all);
 }

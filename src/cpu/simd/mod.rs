@@ -28,10 +28,10 @@ mod portable;
 
 use map::largest_of;
 pub use map::{
-    combine, each, keep, load_short, map, map_in_place, put, store_short, Visitor, ADDITIONS,
+    combine, each, fill, keep, load_short, map, map_in_place, put, store_short, Visitor, ADDITIONS,
 };
 use memory::as_room;
-pub use memory::{fill, filled, filled_strips, overwrite, uninit, Filled, FilledStrip, Strip};
+pub use memory::{filled, filled_strips, overwrite, uninit, Filled, FilledStrip, Strip};
 
 use super::{Element, Real};
 use std::mem::MaybeUninit;
@@ -58,6 +58,9 @@ pub trait Simd<C: Real>: Copy + Send + Sync {
     fn where_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// +0 in the lanes where `y` is 0, else those of `v`.
     fn unless_zero(self, y: Self::V, v: Self::V) -> Self::V;
+    /// Asks for the cache lines of `x`, which is soon read.
+    #[inline(always)]
+    fn prefetch<E>(self, _x: &[E]) {}
     /// `v` in the lanes where `mask`, which has `N` bytes or more, is not 0; -inf in the others.
     fn keep(self, v: Self::V, mask: &[u8]) -> Self::V;
     /// For `power` with `low`, ROUND and the integer that stands for 0.

@@ -35,6 +35,20 @@ macro_rules! arithmetic {
     };
 }
 
+/// `Simd::prefetch`.
+macro_rules! prefetch {
+    () => {
+        #[inline(always)]
+        fn prefetch<E>(self, x: &[E]) {
+            const LINE: usize = 64;
+            for x in x.chunks((LINE / size_of::<E>()).max(1)) {
+                // SAFETY: an address of an element; nothing is read.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().cast()) };
+            }
+        }
+    };
+}
+
 /// `Access::largest_of` of halves by `$bits`, which takes the largest of each lane as integers.
 macro_rules! largest_of_halves {
     ($half:ty, $bits:ident) => {
